@@ -18,6 +18,7 @@ from asyncrl.actors.episodes.chat import ChatResult, ServedModel, chat
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.group_scores import GroupScores
+from asyncrl.actors.episodes.hints import Hints
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.config import Config
 from asyncrl.config.held_out import for_set
@@ -48,12 +49,15 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         name_of, limits_of = _by_env(config, make)
         score = open_group_score(config)
         scores = None if score is None else _group_scores(config, score)
+        hints = Hints.named(config)
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
                 progress.env = name_of(ticket.task)
                 result = await play(ticket, make_env, engine, renderer, limits_of(ticket.task), progress)
                 trajectory = result.trajectory(ticket, progress, actor=actor, env_name=progress.env)
+                if hints is not None:
+                    trajectory = dataclasses.replace(trajectory, hint=hints.of(ticket, result.feedback))
                 if scores is None or ticket.kind == "eval":
                     return trajectory
                 answer = GroupAnswer(result.messages, result.reward, result.rewards)
@@ -61,22 +65,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
 
             yield _of_readable(play_env)
         return
-    if config.env.group_score:
-        raise ConfigError(
-            f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: group scores "
-            "compare episodes of environments only. Remove env.group_score."
-        )
-    if config.env.compact:
-        raise ConfigError(
-            f"env.compact is {config.env.compact:g} and env.name {name!r}, an agent: it keeps its own conversation, "
-            "and is the one that can sum it up. Remove env.compact."
-        )
-    if config.env.workers != "async":
-        raise ConfigError(
-            f"env.workers is {config.env.workers} and env.name {name!r}, an agent: a plain function is played in a "
-            "thread anyway, a coroutine function on the event loop. Set env.workers async."
-        )
-
+    _refuse_of_agents(config)
     _check_replayable(config, make)
     # uvicorn, and openai, which take a second to import, are for agents only.
     from asyncrl.actors.endpoint.agent import AgentPlayer
@@ -88,7 +77,41 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         EndpointServer(config.model.path, limits.max_tokens, config.actors.constraints) as endpoint,
         Clients(config.actors.most_episode_s) as clients,
     ):
-        yield _of_readable(AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name))
+        play_agent = AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
+        hints = Hints.named(config)
+        yield _of_readable(play_agent if hints is None else _hinted(play_agent, hints))
+
+
+def _refuse_of_agents(config: Config) -> None:
+    """Raises ConfigError for fields that only environments can have."""
+    name = config.env.name
+    if config.env.group_score:
+        raise ConfigError(
+            f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: group scores "
+            "compare episodes of environments only. Remove env.group_score."
+        )
+    if config.env.compact:
+        raise ConfigError(
+            f"env.compact is {config.env.compact:g} and env.name {name!r}, an agent: it keeps its own conversation, "
+            "and is the one that can sum it up. Remove env.compact."
+        )
+    if config.learner.teacher.hints and config.learner.teacher.shown == "feedback":
+        raise ConfigError(
+            f"learner.teacher.shown is feedback and env.name {name!r}, an agent, whose feedback nobody sees: set "
+            "learner.teacher.shown answer."
+        )
+    if config.env.workers != "async":
+        raise ConfigError(
+            f"env.workers is {config.env.workers} and env.name {name!r}, an agent: a plain function is played in a "
+            "thread anyway, a coroutine function on the event loop. Set env.workers async."
+        )
+
+
+def _hinted(play_agent: Play, hints: Hints) -> Play:
+    async def hinted(ticket: Ticket, progress: Progress) -> Trajectory:
+        return dataclasses.replace(await play_agent(ticket, progress), hint=hints.of(ticket, ""))
+
+    return hinted
 
 
 @asynccontextmanager

@@ -30,12 +30,15 @@ from asyncrl.config.teacher import scored_by_servers, words_scored
 from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.__main__ import compute_alike
+from asyncrl.learner.backends.hf.moving import FILE as AVERAGE
 from asyncrl.learner.backends.protocol import Backend
-from asyncrl.learner.batch import Batch, flatten
+from asyncrl.learner.batch import Batch, flatten, hinted
+from asyncrl.learner.batch.hints import HintsOf
 from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints.checkpoints import complete, read, read_list
 from asyncrl.learner.demonstrations import Rendered
 from asyncrl.learner.distillation.identity import recorded, refuse_another
+from asyncrl.learner.hints import HintRows
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
 from asyncrl.run_folder import RunFolder
@@ -151,7 +154,8 @@ def replayed(
     for batch, then in zip(batches, under, strict=True) if initial.identical else ():
         trainer, config = _continued(trainer, config, then, trainer_of), then
         demonstrations = shown(ledger, batch, data)
-        rows = trainer.combined(partial(rebuilt, config, ledger, batch, read_payload), demonstrations)
+        groups = partial(rebuilt, config, ledger, batch, read_payload, trainer.hints_of)
+        rows = trainer.combined(groups, demonstrations)
         result = trainer.train(rows, batch.version)
         same = _compared(trainer.backend, ledger, checkpoints, batch.version_after)
         after = Replayed(batch.version_after, batch.b, same, result.outcome)
@@ -185,7 +189,7 @@ def _trainer(config: Config, teacher: str = "") -> Trainer:
         )
     compute_alike(config)
     build = builder_of(config)
-    trainer = Trainer(config, build(config), objective_of(config), build, Rendered.of(config))
+    trainer = Trainer(config, build(config), objective_of(config), build, Rendered.of(config), HintRows.of(config))
     refuse_another(teacher, trainer.teacher, config.learner.teacher.path, "recorded in its folder")
     return trainer
 
@@ -211,13 +215,16 @@ def shown(ledger: LedgerRows, batch: BatchRow, data: Demonstrations | None) -> l
     return [Demonstration(r.draw, data.chats.where(r.row), r.digest, data.chats.chat(r.row)) for r in rows]
 
 
-def rebuilt(config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: ReadPayload) -> Batch:
+def rebuilt(
+    config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: ReadPayload, hints_of: HintsOf | None = None
+) -> Batch:
     """The batch as the learner received it, from the payloads. Raises PayloadDiffers."""
     groups = [ledger.groups[number] for number in batch.groups]
     members = [(group, row) for group in groups for row in ledger.members[group.number]]
     masked = config.buffer.over_age == "mask"
-    return flatten(
-        [decoded(group, row, read_payload) for group, row in members],
+    trajectories = [decoded(group, row, read_payload) for group, row in members]
+    flat = flatten(
+        trajectories,
         batch.groups,
         max(0, batch.version - batch.bound) if masked else None,
         [group.weight for group, _ in members],
@@ -226,6 +233,7 @@ def rebuilt(config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: R
         scores=rescored(config, ledger, batch, read_payload),
         words=words_scored(config),
     )
+    return hinted(flat, trajectories, batch.groups, hints_of)
 
 
 def rescored(config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: ReadPayload) -> list[GroupScores]:
@@ -291,7 +299,7 @@ def _digest(backend: Backend) -> str:
 
 
 def _same(backend: Backend, checkpoint: Path) -> bool:
-    """Whether the float32 master weights equal the checkpoint's."""
+    """Whether the float32 master weights, the teacher's too if it is an average of them, equal the checkpoint's."""
     with TemporaryDirectory(prefix="asyncrl-replay-") as folder:
         backend.save(Path(folder))
         mine, theirs = _weights(Path(folder)), _weights(checkpoint)
@@ -299,5 +307,7 @@ def _same(backend: Backend, checkpoint: Path) -> bool:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
+    """The policy's, and those of a teacher that is an average of it."""
     model = load_folder(folder / "hf", torch.float32, f"the checkpoint {folder} is compared")
-    return dict(model.state_dict())
+    average = torch.load(folder / AVERAGE, "cpu", weights_only=True) if (folder / AVERAGE).is_file() else {}
+    return {**model.state_dict(), **{f"teacher: {name}": weight for name, weight in average.items()}}

@@ -38,10 +38,31 @@ class DemonstrationsConfig(Section):
     """That weight over the run: constant, or falling so that it is 0 after `learner.steps`."""
 
 
+POLICY = "policy"
+"""`learner.teacher.path` of a teacher that is the policy itself."""
+PLACE = "{shown}"
+"""In `learner.teacher.shown_as`, where what is shown stands."""
+
+
 class TeacherConfig(Section):
     path: str = ""
     """A model that the policy learns from (docs/how-to/distillation.md): a Hugging Face folder or hub name, or a
-    checkpoint of a run, with the policy's vocabulary and chat template. Empty: no teacher."""
+    checkpoint of a run, with the policy's vocabulary and chat template. policy: the policy itself, which is shown more
+    than when it answers (`shown`). Empty: no teacher."""
+    update_rate: float = Field(1.0, ge=0, le=1)
+    """Under `path: policy`, the share of the policy in the teacher's new weights after each training step: 1 is the
+    policy itself, below 1 a moving average of it, 0 the run's first model."""
+    shown: Literal["answer", "feedback", "nothing"] = "answer"
+    """Under `path: policy`, what the teacher reads at the end of the user's message: a field of the task's record
+    (`answer_field`), or the environment's last messages of the episode (Turn.messages). Where an episode has none,
+    its tokens do not count. nothing: the same as the policy."""
+    answer_field: str = Field("answer", min_length=1)
+    """The field of the task's record that `shown: answer` shows."""
+    shown_as: str = ""
+    """The text that is added to the user's message, with {shown} in it. Empty: a sentence for `answer`, or one for
+    `feedback`."""
+    shown_tokens: int = Field(1024, ge=1, le=1 << 16)
+    """Most tokens of what is shown; of a longer one the first are."""
     scored_by: Literal["learner", "servers"] = "learner"
     """Where the teacher computes. learner: in the learner's process. servers: behind HTTP (`servers`), asked by
     processes of the run (`scorers`) before a group is trained on; `path` then only names its tokenizer."""
@@ -76,6 +97,20 @@ class TeacherConfig(Section):
     """Largest size of a token's advantage under `over: token`."""
     ratio_cap: float = Field(2.0, gt=0)
     """Under `over: token` in the loss, upper bound of the importance weight of a token that another policy sampled."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether the teacher is the policy itself, or an average of it."""
+        return self.path == POLICY
+
+    def copied(self, minibatches: int) -> bool:
+        """Whether one that moves has weights of its own."""
+        return self.update_rate < 1 or minibatches > 1
+
+    @property
+    def hints(self) -> bool:
+        """Whether it reads more than the policy does."""
+        return self.moves and self.shown != "nothing"
 
 
 class LearnerConfig(Section):

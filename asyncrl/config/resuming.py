@@ -30,7 +30,7 @@ _REFUSED: Mapping[str, str] = {
     "learner": "backend groups_per_step group_size greedy_baseline",
     "learner.demonstrations": "per_step",
     "learner.lora": "r lora_alpha use_rslora lora_dropout target_modules exclude_modules",
-    "learner.teacher": "path scored_by",
+    "learner.teacher": "path scored_by update_rate shown answer_field",
     "launch": "name runs_dir",
 }
 _BRANCH: Mapping[str, str] = {
@@ -43,7 +43,8 @@ _BRANCH: Mapping[str, str] = {
     "kl_limit kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
     "learner.demonstrations": "weight schedule",
     "launch": "ranks_per_node",
-    "learner.teacher": "divergence jsd_beta over k top_k_of into coef reward_weight limit ratio_cap",
+    "learner.teacher": "divergence jsd_beta over k top_k_of into coef reward_weight limit ratio_cap shown_as "
+    "shown_tokens",
 }
 _FREE: Mapping[str, str] = {
     "model": "made_with",

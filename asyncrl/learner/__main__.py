@@ -22,6 +22,7 @@ from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.demonstrations import Rendered
 from asyncrl.learner.distillation.identity import remember
 from asyncrl.learner.follower import Follower
+from asyncrl.learner.hints import HintRows
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import DistributedRanks, Ranks
 from asyncrl.learner.reporting.samples import Samples
@@ -57,7 +58,7 @@ def main() -> None:
         weights = channel(config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    trainer = Trainer(config, backend, objective, build, Rendered.of(config))
+    trainer = Trainer(config, backend, objective, build, Rendered.of(config), HintRows.of(config))
     buffer = BufferClient(run.address("buffer"), identity=name)
     try:
         if arguments.rank:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from asyncrl.config import Config
+from asyncrl.config.learner import POLICY
 from asyncrl.config.rules import uncorrected
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.hf.torch import TorchBackend
-from asyncrl.learner.backends.protocol import Backend
+from asyncrl.learner.backends.protocol import Backend, MovesTeacher
 from asyncrl.learner.losses import LOSSES, properties_of
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.plugins import resolve
@@ -46,6 +47,12 @@ def refuse_without_teacher(config: Config, backend: Backend) -> None:
         raise ConfigError(
             f"learner.teacher.path is {config.learner.teacher.path!r}, and learner.backend {config.learner.backend} "
             "has no teacher (`teacher_digest`): use learner.backend torch or fsdp2."
+        )
+    if config.learner.teacher.moves and not hasattr(backend, "move_teacher"):
+        raise ConfigError(
+            f"learner.teacher.path is {POLICY}, and learner.backend {config.learner.backend} lacks move_teacher, which "
+            f"is described under `{MovesTeacher.__name__}` in asyncrl/learner/backends/protocol.py: add it, or use "
+            "learner.backend torch or fsdp2."
         )
 
 

@@ -11,7 +11,8 @@ from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config
 from asyncrl.config.teacher import words_scored
 from asyncrl.learner.backends.protocol import Backend
-from asyncrl.learner.batch import Batch, flatten
+from asyncrl.learner.batch import Batch, flatten, hinted
+from asyncrl.learner.batch.hints import HintsOf
 from asyncrl.learner.demonstrations import Rendered
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.step.companions import companions
@@ -28,15 +29,16 @@ class Trainer:
         objective: Objective,
         another: Callable[[Config], Backend] | None = None,
         demonstrations: Rendered | None = None,
+        hints_of: HintsOf | None = None,
     ) -> None:
         """`another` builds a second backend of the same kind, for a separate critic. `demonstrations` renders those of
-        a batch. Raises ConfigError."""
+        a batch, `hints_of` what a teacher is shown of a trajectory. Raises ConfigError."""
         self.backend, self.objective = backend, objective
         self._learner, self._demonstrations = config.learner, demonstrations
-        self._words = words_scored(config)
+        self._words, self.hints_of = words_scored(config), hints_of
         self._companions = companions(config, backend, another)
         self.teacher = backend.teacher_digest if self._learner.teacher.path else ""
-        """Digest of the teacher in this process; empty without one."""
+        """Digest of the teacher in this process, or the rule of one that moves; empty without one."""
 
     def step(self, reply: BatchReply, version: int) -> tuple[Batch, StepResult]:
         """`reply` holds the whole batch."""
@@ -47,7 +49,7 @@ class Trainer:
         """The rows that the step trains on. Raises RunError for a demonstration that cannot be rendered."""
 
         def groups() -> Batch:
-            return flatten(
+            flat = flatten(
                 reply.trajectories,
                 reply.groups,
                 reply.mask_before,
@@ -57,6 +59,7 @@ class Trainer:
                 scores=reply.scores,
                 words=self._words,
             )
+            return hinted(flat, reply.trajectories, reply.groups, self.hints_of)
 
         return self.combined(groups, reply.demonstrations)
 

@@ -327,6 +327,8 @@ _TABLE: list[Series] = [
         "log policy - log teacher at the trained tokens, mean; with scored_by servers an estimate of the KL",
     ),
     Series("teacher/entropy", "nats", "entropy of the teacher per trained token; weights/entropy is the policy's"),
+    Series("teacher/hinted", "share", "rows in which a teacher that is the policy itself is shown something"),
+    Series("teacher/hint_tokens", "tokens", "of what it is shown, mean over these rows"),
     Series("teacher/agreement", "share", "trained tokens where both find the same word most likely"),
     Series("teacher/reverse_kl_by_turn/{turn}", "nats", "teacher/reverse_kl by the turn in the row"),
     Series("teacher/reverse_kl_by_position/{position}", "nats", "teacher/reverse_kl by the position in the turn"),

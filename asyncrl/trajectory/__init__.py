@@ -205,6 +205,8 @@ class TurnReward(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _packed = msgspec.msgpack.Encoder().encode
+MAX_HINT = 1 << 18
+"""Characters of a hint."""
 MAX_TURNS_RECORDED = 1 << 16
 """Turns of an episode with more have neither times nor rewards in the record: the episode is kept all the same."""
 
@@ -244,6 +246,8 @@ class Trajectory:
     """Its line in its actor's log, which was written before it is put; None: its actor keeps no log."""
     turn_rewards: tuple[TurnReward, ...] = ()
     """One per turn; none in a record of an asyncrl that did not keep them."""
+    hint: str = ""
+    """What a teacher that is the policy itself is shown beside the prompt (`learner.teacher.shown`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -265,8 +269,8 @@ class Trajectory:
 
     def digest(self) -> str:
         """32 hex digits over what is trained on, and what decides how: identity, environment, arrays, reward and its
-        named parts, the turns' rewards where they are kept, number of turns, stop reason; not timings, turn records,
-        metrics, the log or the attempt.
+        named parts, the turns' rewards where they are kept, the hint, number of turns, stop reason; not timings, turn
+        records, metrics, the log or the attempt.
 
         XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (among four
         billion trajectories: one chance in 2**64), not what somebody forged. A cryptographic one takes 50 to 100 times
@@ -279,6 +283,8 @@ class Trajectory:
             row.hash_into(h)
         if 0 < len(self.turn_rewards) <= MAX_TURNS_RECORDED:  # more of them are not sent
             h.update(_packed([(float(turn.reward), turn.spans, turn.state) for turn in self.turn_rewards]))
+        if self.hint:
+            h.update(_packed(("hint", self.hint)))
         return h.hexdigest()
 
 

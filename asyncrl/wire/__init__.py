@@ -16,6 +16,7 @@ import numpy as np
 
 from asyncrl.trajectory import (
     CONTEXT,
+    MAX_HINT,
     MAX_PARTS,
     MAX_TURNS_RECORDED,
     Attempt,
@@ -84,6 +85,7 @@ class _Header(msgspec.Struct, frozen=True):
     turn_rewards: Annotated[tuple[TurnReward, ...], msgspec.Meta(max_length=MAX_TURNS_RECORDED)] = ()
     kept: bool = False
     """Every row has its kept ids, in two more frames."""
+    hint: Annotated[str, msgspec.Meta(max_length=MAX_HINT)] = ""
 
 
 _HEADERS = msgspec.msgpack.Decoder(_Header)
@@ -141,6 +143,8 @@ def _header(t: Trajectory) -> dict[str, Any]:
         if any(row.kept is None for row in t.rows):
             raise ValueError(f"trajectory {t.id}: some rows have kept ids and others none; expected all, or none")
         header["kept"] = True
+    if t.hint:
+        header["hint"] = t.hint
     return header
 
 
@@ -224,6 +228,7 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
         header.turn_records,
         header.logged,
         header.turn_rewards,
+        header.hint,
     )
 
 

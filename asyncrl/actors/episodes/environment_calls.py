@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 import reprlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -72,6 +72,8 @@ class GuardedEnv:
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
+        self.feedback = ""
+        """The text of its last messages."""
         self.earned = Earnings()
         self.reset_state: str | bytes | None = None
         """That `reset` left."""
@@ -139,6 +141,7 @@ class GuardedEnv:
         for value in (self.reward, *self.rewards.values()):
             check_reward(value, "environment.step", self._max_reward)
         self.earned.add(turn.reward, turn.rewards, turn.state)
+        self.feedback = _text(turn.messages)
         for name, seconds in () if given else turn.calls:
             self._tool_called(name, float(seconds))
         self.metrics.update({name: float(value) for name, value in turn.metrics.items()})
@@ -246,3 +249,8 @@ def _described(error: BaseException) -> UserError:
     if isinstance(error, EnvFailed):
         return UserError(str(error), error.cause or described.cause)
     return described
+
+
+def _text(messages: Sequence[Message]) -> str:
+    texts = (message.get("content") for message in messages)
+    return "\n".join(text for text in texts if isinstance(text, str) and text)

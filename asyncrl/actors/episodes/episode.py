@@ -103,7 +103,7 @@ class _Episode:
         rows, env = tuple(row.freeze() for row in self._rows), self._env.env
         messages, earned = self._conversation.transcript, env.earned.by_turn(spans(self._rows))
         about = (self._turns, stop_reason, messages, self._records, earned)
-        return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
+        return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about, env.feedback)
 
     async def _take_turns(self) -> StopReason:
         first = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})

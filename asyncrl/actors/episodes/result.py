@@ -22,6 +22,8 @@ class EpisodeResult:
     """The whole conversation up to the policy's last message; empty for an agent, which keeps its own."""
     turn_records: Sequence[TurnRecord] = ()
     turn_rewards: tuple[TurnReward, ...] = ()
+    feedback: str = ""
+    """The text of the environment's last messages."""
 
     def trajectory(self, ticket: Ticket, progress: Progress, *, actor: str, env_name: str) -> Trajectory:
         """The trajectory of this episode, which enters its last phase: `put`."""

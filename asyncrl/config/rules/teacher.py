@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.config.learner import TeacherConfig
+from asyncrl.config.learner import PLACE, POLICY, TeacherConfig
 from asyncrl.config.tree import Tree
 
 MAX_K = 1024
@@ -43,7 +43,7 @@ def of_teacher(c: Tree) -> list[str]:
             f"{c.actors.min_p}: the policy's logprobs are then over the ids that each token was drawn from, and the "
             "teacher's over all. Set learner.teacher.over vocabulary, or top_p 1, top_k 0 and min_p 0."
         )
-    problems += _on_servers(c)
+    problems += _on_servers(c) + _moving(c)
     if teacher.coef == 0 and teacher.reward_weight == 0:
         problems.append(
             "learner.teacher.coef and learner.teacher.reward_weight are both 0, so that nothing is learned: set one "
@@ -51,6 +51,42 @@ def of_teacher(c: Tree) -> list[str]:
         )
     if learns_from_teacher(c) and teacher.reward_weight == 0:
         problems += _without_reward(c)
+    return problems
+
+
+_MOVING = ("update_rate", "shown", "answer_field", "shown_as", "shown_tokens")
+
+
+def _moving(c: Tree) -> list[str]:
+    """What a teacher cannot do that is the policy itself, and where its fields would have no effect."""
+    teacher, problems = c.learner.teacher, []
+    if not teacher.moves:
+        given = [name for name in _MOVING if getattr(teacher, name) != getattr(TeacherConfig(), name)]
+        return [
+            f"learner.teacher.{name} is {getattr(teacher, name)!r} and learner.teacher.path {teacher.path!r}: only a "
+            f"teacher that is the policy itself reads it. Set learner.teacher.path {POLICY}, or leave it out."
+            for name in given
+        ]
+    if teacher.scored_by == "servers":
+        problems.append(
+            f"learner.teacher.path is {POLICY} and learner.teacher.scored_by servers: a server does not have the "
+            "weights of each training step. Set scored_by learner, and leave servers out."
+        )
+    if teacher.update_rate == 1 and teacher.shown == "nothing":
+        problems.append(
+            f"learner.teacher.path is {POLICY}, update_rate 1 and shown nothing: teacher and policy are the same, so "
+            "that there is nothing to learn. Set shown answer or feedback, or an update_rate below 1."
+        )
+    if teacher.shown_as and teacher.shown_as.count(PLACE) != 1:
+        problems.append(
+            f"learner.teacher.shown_as is {teacher.shown_as!r}, expected a text with {PLACE} in it once: it stands for "
+            "what is shown."
+        )
+    if 0 < teacher.update_rate < 1 and c.learner.lora.r:
+        problems.append(
+            f"learner.teacher.update_rate is {teacher.update_rate:g} and learner.lora.r {c.learner.lora.r}: the "
+            "average of adapters is not the adapter of the average. Set update_rate 1 or 0, or lora.r 0."
+        )
     return problems
 
 

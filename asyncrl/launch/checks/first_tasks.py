@@ -34,6 +34,8 @@ class Needs:
     score: str
     """A score that cannot do without the ground truth; empty: none."""
     max_tokens: int
+    field: str = ""
+    """The field of a task that a teacher is shown (`learner.teacher.answer_field`)."""
 
 
 def check_first_tasks(config: Config, source: TaskSource) -> tuple[list[Task], list[str]]:
@@ -108,6 +110,11 @@ def problem_of(task: Task, needs: Needs, count: Callable[[str], int] | None) -> 
                 "with data.options.columns: {ground_truth: COLUMN}, drop the row, or give the score's parameter "
                 "`ground_truth` a default."
             )
+    if needs.field and task.get(needs.field) is None:
+        return (
+            f"{name} has no {needs.field}, which learner.teacher.shown shows to the teacher; its keys are "
+            f"{', '.join(map(str, task))}. Name another in learner.teacher.answer_field, or set shown feedback."
+        )
     tokens = 0 if count is None else sum(count(_text(message)) for message in prompt_messages(task))
     if tokens >= needs.max_tokens:
         return (
@@ -126,13 +133,16 @@ def _text(message: Mapping[str, Any]) -> str:
 def _needs_of(config: Config) -> Callable[[str], Needs]:
     """The needs by the name of a source; one for all, unless the environment is a mix."""
     envs = config.env.options.get("envs", {}) if config.env.name == "mix" else {}
-    alone = Needs("", config.env.max_tokens)
+    given = config.learner.teacher
+    field = given.answer_field if given.hints and given.shown == "answer" else ""
+    alone = Needs("", config.env.max_tokens, field)
     if not envs:
-        alone = Needs(_score_of(config.env.name, config.env.options), config.env.max_tokens)
+        alone = Needs(_score_of(config.env.name, config.env.options), config.env.max_tokens, field)
     by_name = {
         name: Needs(
             _score_of(spec["name"], spec.get("options", {})),
             int(min(config.env.max_tokens, spec.get("max_tokens", config.env.max_tokens))),
+            field,
         )
         for name, spec in envs.items()
     }

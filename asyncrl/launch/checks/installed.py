@@ -38,7 +38,7 @@ def check_teacher(config: Config) -> None:
         raise ConfigError(
             "learner.teacher.scored_by is servers, which needs httpx: pip install 'asyncrl[vllm-server]'."
         )
-    if not path or config.launch.backend == "ray":
+    if not path or config.learner.teacher.moves or config.launch.backend == "ray":
         return
     if path == "quickstart" or local_path(ModelConfig(path=path), "learner.teacher.path") is not None:
         teacher_folder(path)

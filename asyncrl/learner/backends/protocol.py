@@ -41,6 +41,18 @@ class TeacherWords:
 
 
 @dataclass(frozen=True, slots=True)
+class Hints:
+    """Tokens that a teacher reads within the rows of a Packed, and the policy does not."""
+
+    token_ids: Tensor
+    """[S] int64: those of all rows, laid end to end"""
+    lengths: tuple[int, ...]
+    """Tokens of each row; 0: it reads none"""
+    places: tuple[int, ...]
+    """The token of each row before which they stand"""
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
     """Rows laid end to end, which one forward pass computes. No row attends to another."""
 
@@ -57,6 +69,8 @@ class Packed:
     taken, -1 behind them; the whole vocabulary where there are none. None: for all n"""
     recorded: TeacherWords | None = None
     """Of the n tokens of the mask, where a teacher on a server said it"""
+    hints: Hints | None = None
+    """Where the teacher is shown more than the policy"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +89,21 @@ class Scores:
     """[6, T] float32, if wanted: the `ROWS` of comparison.py, of which the first carries a gradient"""
 
 
+class MovesTeacher(Protocol):
+    """What a backend has beside the others' methods, where the teacher is the policy itself or an average of it."""
+
+    def move_teacher(self) -> None:
+        """Moves the teacher towards the policy, by `learner.teacher.update_rate`."""
+        ...
+
+
 class Backend(Protocol):
     dp_size: int
     """Micro-batches computed at the same time; a multiple of this number keeps every rank busy."""
     device: torch.device
     teacher_digest: str
-    """Of the teacher's weights; empty without one, and in a backend that has no teachers."""
+    """Of the teacher's weights, or of one that moves by which rule; empty without one, and in a backend that has no
+    teachers."""
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
         """Scores without gradient; with `reference`, those of the frozen reference model."""

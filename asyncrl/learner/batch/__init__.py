@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Packed, Want
+from asyncrl.learner.batch.hints import HintsOf, RowHints, of_trajectories
 from asyncrl.learner.batch.kept import Kept, of_rows, recorded
 from asyncrl.learner.batch.taught import Taught, of_groups
 from asyncrl.learner.batch.turn_fields import StateNumbers, turn_fields
-from asyncrl.learner.ragged import row_of_token
+from asyncrl.learner.ragged import row_of_token, spread
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
 from asyncrl.wire.teacher_scores import GroupScores
 
@@ -92,6 +93,8 @@ class Batch:
     """Kept ids of the T tokens; None: all were drawn from the whole vocabulary"""
     taught: Taught | None = None
     """What a teacher on a server said of the T tokens; None: there is none"""
+    hints: RowHints | None = None
+    """What the teacher is shown within the B rows; None: it reads what the policy reads"""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -110,6 +113,13 @@ class Batch:
         """[T] bool: policy tokens, including those that carry no loss because they are over age."""
         return self.mask | (self.versions != CONTEXT)
 
+    @property
+    def compared(self) -> Tensor:
+        """[T] bool: policy tokens at which a teacher counts: with hints, those of the rows that have one."""
+        if self.hints is None:
+            return self.sampled
+        return self.sampled & spread(self.hints.lengths > 0, self.lengths, len(self.mask))
+
     def tokens_of(self, row_ids: Tensor) -> Tensor:
         """Indices [t] of the tokens of the rows [b], in the rows' order."""
         starts = self.lengths.cumsum(0) - self.lengths
@@ -125,6 +135,7 @@ class Batch:
             reward_components=self.reward_components[:, t],
             kept=None if self.kept is None else self.kept.take(t),
             taught=None if self.taught is None else self.taught.take(t),
+            hints=None if self.hints is None else self.hints.take(row_ids),
             **{name: getattr(self, name)[t] for name in _PER_TOKEN},
             **{name: getattr(self, name)[row_ids] for name in _PER_ROW},
         )
@@ -132,7 +143,8 @@ class Batch:
     def packed(self, wants: frozenset[Want] = frozenset(("logprobs", "entropy"))) -> Packed:
         kept = None if self.kept is None else self.kept.padded(self.sampled)
         recorded = None if self.taught is None or "teacher" not in wants else self.taught.of(self.sampled)
-        return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants, kept, recorded)
+        hints = None if self.hints is None or "teacher" not in wants else self.hints.packed()
+        return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants, kept, recorded, hints)
 
 
 def flatten(
@@ -182,6 +194,14 @@ def flatten(
         taught=of_groups([t for t, _ in ordered], scores, words),
         **fields,
     )
+
+
+def hinted(batch: Batch, trajectories: Sequence[Trajectory], groups: Sequence[int], hints_of: HintsOf | None) -> Batch:
+    """The batch that `flatten` made of these, with what a teacher is shown of each trajectory; None: nothing."""
+    if hints_of is None:
+        return batch
+    ordered = [t for t, _ in _in_order(trajectories, groups, [1.0] * len(trajectories))]
+    return replace(batch, hints=of_trajectories(ordered, hints_of))
 
 
 @dataclass(frozen=True, slots=True)

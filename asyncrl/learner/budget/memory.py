@@ -80,8 +80,8 @@ def parts(config: Config, cost: Pass) -> dict[str, int]:
         shares["gathered layers"] = float(_gathered(cost, HALF if half else MASTER))
     if learner.kl_coef > 0 and not learner.lora.r:
         shares["reference model"] = weights * MASTER * here
-    if learner.teacher.path and learner.teacher.scored_by == "learner":
-        shares["teacher"] = teacher_parameters(config) * MASTER * here
+    if teacher := teacher_parameters(config, weights):
+        shares["teacher"] = teacher * MASTER * here
     if learner.critic == "separate":
         shares["critic"] = weights * (2 * MASTER + ADAMW) * here
     if learner.minibatches > 1:
@@ -91,10 +91,16 @@ def parts(config: Config, cost: Pass) -> dict[str, int]:
     return {name: int(size) for name, size in shares.items()} | {"CUDA context": CONTEXT}
 
 
-def teacher_parameters(config: Config) -> int:
-    """Weights of the teacher. Raises ConfigError where its shapes cannot be read here."""
+def teacher_parameters(config: Config, policy: int) -> int:
+    """Weights of the teacher in this process; `policy`: those of the policy. Raises ConfigError where its shapes cannot
+    be read here."""
     from asyncrl.model import local_path, teacher_folder
 
+    given = config.learner.teacher
+    if given.moves:
+        return policy if given.copied(config.learner.minibatches) else 0
+    if not given.path or given.scored_by == "servers":
+        return 0
     path = config.learner.teacher.path
     is_local = path == "quickstart" or local_path(ModelConfig(path=path), "learner.teacher.path") is not None
     try:

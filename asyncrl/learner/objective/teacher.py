@@ -46,21 +46,23 @@ class TeacherTerm:
             assert proximal is not None
             assert seen is not None
             of_teacher = self._divergence.advantage(_log_ratio(proximal, seen, rows.sampled))
-            advantages = advantages + self.coef * masked(self._limited(of_teacher), rows.sampled)
+            advantages = advantages + self.coef * masked(self._limited(of_teacher), rows.compared)
         return replace(estimated, advantages=advantages)
 
     def per_token(self, rows: Batch, current: Tensor, seen: Tensor) -> Tensor:
-        """[T], with gradient: the divergence, or its estimate from the sampled token; 0 outside the mask.
+        """[T], with gradient: the divergence, or its estimate from the sampled token; 0 outside the mask, and in rows
+        in which a teacher that is the policy itself is shown nothing.
 
         `current` [T] carries the gradient of the sampled tokens' logprobs, `seen` [6, T] that of the divergence.
         """
         if self._given.over != "token":
-            return masked(seen[ROWS.index("divergence")], rows.mask)
-        log_r = _log_ratio(current.detach(), seen, rows.mask)
-        weight = clamped_exp(masked(current.detach() - rows.behaviour, rows.mask)).clamp(max=self._given.ratio_cap)
+            return masked(seen[ROWS.index("divergence")], rows.mask & rows.compared)
+        mask = rows.mask & rows.compared
+        log_r = _log_ratio(current.detach(), seen, mask)
+        weight = clamped_exp(masked(current.detach() - rows.behaviour, mask)).clamp(max=self._given.ratio_cap)
         value = weight * self._limited(self._divergence.estimate(log_r))
         slope = weight * self._limited(self._divergence.advantage(log_r))
-        return masked(value - slope * (current - current.detach()), rows.mask)
+        return masked(value - slope * (current - current.detach()), mask)
 
     def _limited(self, x: Tensor) -> Tensor:
         return x.clamp(-self._given.limit, self._given.limit)

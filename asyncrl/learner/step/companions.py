@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from asyncrl.config import Config
 from asyncrl.config.learner import LearnerConfig, TeacherConfig
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.learner.backends.protocol import Backend
+from asyncrl.learner.backends.protocol import Backend, MovesTeacher
 from asyncrl.learner.objective.kl import CONTROLLERS, Controller, FixedKL
 from asyncrl.learner.step.critic import Critic, leads
 from asyncrl.learner.step.record import Record
@@ -75,6 +76,15 @@ class Companions:
             self.kl.value = float(json.loads((folder / _KL).read_text())["coefficient"])
         if self.critic is not None:
             self.critic.load(folder)
+
+
+def move_followers(backend: Backend, learner: LearnerConfig, version: int) -> None:
+    """What follows the policy, after the training step that made `version`: the KL reference, and a teacher that is an
+    average of it."""
+    if learner.reference_every and version % learner.reference_every == 0:
+        backend.refresh_reference()
+    if learner.teacher.moves:
+        cast(MovesTeacher, backend).move_teacher()
 
 
 def stateless(learner: LearnerConfig) -> Companions:

@@ -73,16 +73,20 @@ def teacher_metrics(record: Record, batch: Batch, over: str) -> dict[str, float]
     """Means over the trained tokens, and the KL by turn and by position; empty without a teacher."""
     if record.teacher is None:
         return {}
-    seen = dict(zip(ROWS, record.teacher, strict=True))
+    seen, mask = dict(zip(ROWS, record.teacher, strict=True)), batch.mask & batch.compared
     if batch.taught is not None:
         return _of_recorded(record, batch, seen)
-    values = {f"teacher/{name}": float(masked_mean(seen[row], batch.mask)) for row, name in _SHOWN.items()}
+    values = {f"teacher/{name}": float(masked_mean(seen[row], mask)) for row, name in _SHOWN.items()}
+    if batch.hints is not None:
+        hinted = batch.hints.lengths > 0
+        values["teacher/hinted"] = float(hinted.float().mean())
+        values["teacher/hint_tokens"] = float(batch.hints.lengths.sum() / hinted.sum().clamp(min=1))
     of_objective = "teacher/lower_bound" if over == "top_k" else "teacher/divergence"
-    values |= {of_objective: float(masked_mean(seen["divergence"], batch.mask)), "teacher/loss": record.teacher_loss}
+    values |= {of_objective: float(masked_mean(seen["divergence"], mask)), "teacher/loss": record.teacher_loss}
     turn, position = places(batch)
     for family, place in (("turn", turn), ("position", position)):
         for name, inside in _buckets(place, EDGES[family]):
-            if (part := inside & batch.mask).any():
+            if (part := inside & mask).any():
                 values[f"teacher/reverse_kl_by_{family}/{name}"] = float(masked_mean(seen["reverse_kl"], part))
     return values
 

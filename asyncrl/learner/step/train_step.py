@@ -31,7 +31,7 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
 from asyncrl.learner.step.apply import apply_or_discard, ess_scale, refuse, scheduled
-from asyncrl.learner.step.companions import Companions, stateless
+from asyncrl.learner.step.companions import Companions, move_followers, stateless
 from asyncrl.learner.step.diagnostics import effective_sample_size
 from asyncrl.learner.step.prepare import Step, prepare
 from asyncrl.learner.step.record import Record
@@ -109,5 +109,4 @@ def _after_updates(step: Step) -> None:
     if learner.kl_coef > 0 and step.record.has_gradient:
         kl = float(masked_mean(step.record.reference_kl, batch.mask))
         step.companions.kl.update(kl, len(torch.unique(batch.episodes)))
-    if learner.reference_every and (step.version + 1) % learner.reference_every == 0:
-        step.backend.refresh_reference()
+    move_followers(step.backend, learner, step.version + 1)

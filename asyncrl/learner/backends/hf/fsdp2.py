@@ -162,6 +162,8 @@ class Fsdp2Backend(TorchBackend):
         )
         if "reference" in state and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
+        if self._moving is not None and "teacher" not in state:  # the shards of an average were read in place
+            self._moving.follow()
 
     def _build(self, config: Config, load: Load, field: str = "model.path") -> Scorer:
         scorer, held = begun(load, partial(scorer_of, config), lambda made: check(made, config, field), self._start)
@@ -191,6 +193,8 @@ class Fsdp2Backend(TorchBackend):
         state: dict[str, Any] = {"model": model, "optimizer": optimizer}
         if self._reference is not None and self._reference_every:
             state["reference"] = self._reference.state_dict()
+        if self._moving is not None and self._moving.averages:
+            state["teacher"] = self._moving.state_dict()
         return state
 
     def _check_same_model(self, folder: Path, state: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -31,6 +32,16 @@ Build = Callable[[Config, Load], Scorer]
 """A frozen scorer of the model that is loaded, checked and placed as the policy's is."""
 
 
+class States(Protocol):
+    """A teacher in this process."""
+
+    digest: str
+
+    def states(self, part: Packed) -> TeacherStates:
+        """Of the part's sampled tokens. On several ranks all call it. Raises RunError for a row that is too long."""
+        ...
+
+
 class Teacher:
     """The frozen model, and what identifies it."""
 
@@ -39,22 +50,26 @@ class Teacher:
         self._scorer, self.digest, self._positions = scorer.requires_grad_(False), scorer.digest, positions
 
     def states(self, part: Packed) -> TeacherStates:
-        """Of the part's sampled tokens. On several ranks all call it. Raises RunError for a row that is too long."""
         if self._positions is not None and max(part.lengths) > self._positions:
             raise RunError(
                 f"a row has {max(part.lengths)} tokens and the teacher reads {self._positions}: lower env.max_tokens, "
                 "or choose a teacher of a longer context."
             )
-        with torch.no_grad():
-            hidden = self._scorer(replace(part, wants=frozenset(("hidden",)))).hidden
-        weight = self._scorer.model.get_output_embeddings().weight.detach()
-        return TeacherStates(hidden, weight.full_tensor() if isinstance(weight, DTensor) else weight)
+        return states_of(self._scorer, part)
+
+
+def states_of(scorer: Scorer, part: Packed) -> TeacherStates:
+    """What `scorer`, as a teacher, thinks of the part's sampled tokens; without gradient."""
+    with torch.no_grad():
+        hidden = scorer(replace(part, wants=frozenset(("hidden",)))).hidden
+    weight = scorer.model.get_output_embeddings().weight.detach()
+    return TeacherStates(hidden, weight.full_tensor() if isinstance(weight, DTensor) else weight)
 
 
 class Taught:
     """The policy's scorer, which compares with the teacher where that is wanted."""
 
-    def __init__(self, policy: Scorer, teacher: Teacher | None, how: Comparison) -> None:
+    def __init__(self, policy: Scorer, teacher: States | None, how: Comparison) -> None:
         """`teacher` None: it is on servers, and parts bring what these said of their tokens."""
         self._policy, self._teacher, self._how = policy, teacher, how
 
@@ -68,11 +83,11 @@ class Taught:
 
 
 def teacher_of(config: Config, build: Build) -> Teacher | None:
-    """The teacher of `learner.teacher`; None without one, and for one on servers. Raises ConfigError, naming the field,
-    for a folder that holds no model, for other words or another chat template than the policy's, and for a context
-    shorter than the rows."""
+    """The frozen teacher of `learner.teacher`; None without one, and for one on servers or that moves. Raises
+    ConfigError, naming the field, for a folder that holds no model, for other words or another chat template than the
+    policy's, and for a context shorter than the rows."""
     given = config.learner.teacher
-    if not given.path or given.scored_by == "servers":
+    if not given.path or given.scored_by == "servers" or given.moves:
         return None
     learner = LearnerConfig.model_validate(
         config.learner.model_dump() | {"lora": {}, "teacher": {}, "activation_checkpointing": "none"}

@@ -23,10 +23,12 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.hf.compile import compile_layers
 from asyncrl.learner.backends.hf.lora import Adapters, digest_of, refuse_adapters, weights
+from asyncrl.learner.backends.hf.moving import FILE as AVERAGE
+from asyncrl.learner.backends.hf.moving import moving_of, refuse_without_average
 from asyncrl.learner.backends.hf.reference import Reference
 from asyncrl.learner.backends.hf.scorer import Load, Scorer, Source, adamw, check, scorer_of
 from asyncrl.learner.backends.hf.teacher import FIELD as TEACHER
-from asyncrl.learner.backends.hf.teacher import Taught, comparison_of, teacher_of
+from asyncrl.learner.backends.hf.teacher import States, Taught, comparison_of, teacher_of
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.model import load_folder, load_model
 
@@ -48,7 +50,10 @@ class TorchBackend:
             self._reference = Reference(self._scorer)
         elif config.learner.kl_coef > 0:
             self._reference = SecondModel(self._build(config, lambda: source_of(config)), self._scorer)
-        self._teacher = teacher_of(config, lambda taught, load: self._build(taught, load, TEACHER))
+        self._moving = moving_of(config.learner, self._scorer, lambda: self._build(config, lambda: source_of(config)))
+        self._teacher: States | None = self._moving or teacher_of(
+            config, lambda taught, load: self._build(taught, load, TEACHER)
+        )
         self.teacher_digest = self._teacher.digest if self._teacher else ""
         self._policy = (
             Taught(self._scorer, self._teacher, comparison_of(config.learner.teacher))
@@ -66,6 +71,11 @@ class TorchBackend:
         if self._reference is None:
             raise ValueError("there is no reference model: learner.kl_coef is 0")
         self._reference.refresh()
+
+    def move_teacher(self) -> None:
+        if self._moving is None:
+            raise ValueError("there is no teacher that moves: learner.teacher.path is another than policy")
+        self._moving.move()
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         for i, part in enumerate(parts):
@@ -114,10 +124,13 @@ class TorchBackend:
         reference = None
         if self._reference is not None and self._reference_every:
             reference = on_cpu(self._reference.state_dict())
+        average = on_cpu(self._moving.state_dict()) if self._moving and self._moving.averages else None
 
         def write(folder: Path) -> None:
             model(folder)
             torch.save(optimizer, folder / "optimizer.pt")
+            if average is not None:
+                torch.save(average, folder / AVERAGE)
             if reference is not None:
                 torch.save(reference, folder / "reference.pt")
 
@@ -151,6 +164,11 @@ class TorchBackend:
         self._optimizer.load_state_dict(torch.load(folder / "optimizer.pt", self.device, weights_only=True))
         if self._reference is not None and self._reference_every:
             self._reference.load_state_dict(torch.load(folder / "reference.pt", self.device, weights_only=True))
+        if self._moving is not None and self._moving.averages:
+            refuse_without_average(folder)
+            self._moving.load(torch.load(folder / AVERAGE, self.device, weights_only=True))
+        elif self._moving is not None:
+            self._moving.follow()
 
     def _load_model(self, folder: Path) -> None:
         saved = load_folder(folder / "hf", torch.float32, f"the checkpoint {folder} is asked for").state_dict()
