@@ -8,6 +8,8 @@ SGLANG := $(shell grep '^sglang==' requirements/sglang-cpu.txt)
 ARGS ?=
 # Tests of three files at a time, also on two cores: many of them wait for processes rather than for a core.
 JOBS ?= 3
+# Tests start hundreds of Python processes: what one has compiled the others need not compile again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-system test-all test-slow test-vllm test-sglang test-verifiers test-gyms test-sdks lint types clean
 

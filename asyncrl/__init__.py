@@ -23,9 +23,10 @@ Nothing heavy is imported before it is used. The main nouns, and the files that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` is not imported before asyncrl/cli/hidden.py has looked at the working folder
 if TYPE_CHECKING:
+    from typing import Any
+
     from asyncrl.actors.envs.protocol import Environment, Turn, state_key
     from asyncrl.actors.envs.tool_env import ToolEnvironment
     from asyncrl.config import Config

@@ -1,11 +1,10 @@
 """`python -m asyncrl` is the `asyncrl` command."""
 
-from asyncrl.process import lifeline
+from asyncrl.cli import hidden, main
 
 if __name__ == "__main__":
+    hidden.tell()  # before an import that fails
+    from asyncrl.process import lifeline
+
     lifeline.bind_to_launcher()  # where a launcher starts a command, it ends with it
-
-from asyncrl.cli import main
-
-if __name__ == "__main__":
     main()

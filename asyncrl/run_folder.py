@@ -202,6 +202,11 @@ class RunFolder:
         return self.path / "report.html"
 
     @property
+    def plan(self) -> Path:
+        """What the last `asyncrl plan` of this run has played."""
+        return self.path / "plan.json"
+
+    @property
     def plots(self) -> Path:
         return self.path / "plots"
 

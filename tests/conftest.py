@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,3 +62,19 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
     if (run.path / "run.json").is_file():
         kill_all(of_run(run.id))
         run.remove_temporary()
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Begins a run of long episodes (tests/long_run.py) in the test's folder; it is killed at the end of the test."""
+    begun: list[Any] = []
+
+    def begin(*about: Any, **options: Any) -> Any:
+        from tests.long_run import LongRun  # it imports torch
+
+        begun.append(LongRun(tmp_path, *about, **options))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()

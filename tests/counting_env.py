@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,24 @@ class Step:
 
 
 def carried_out(log: Path) -> list[Step]:
-    if not log.exists():
-        return []
-    lines = log.read_text().splitlines()
+    """The last line may be under way."""
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
     return [Step(key, int(n), int(tokens), said) for key, n, tokens, said, _ in (line.split() for line in lines)]
 
 
-def sampled_again(steps: Sequence[Step]) -> int:
-    """Tokens of turns that were sampled more than once: another text at the same place of the same episode."""
+def sampled_again(steps: Sequence[Step], explained: Mapping[tuple[str, int], int] | None = None) -> int:
+    """Tokens of turns that were sampled more than once: another text at the same place of the same episode.
+    `explained`: by place, how many further texts a new branch, or a host that was lost, explains."""
     said: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
     for step in steps:
         said[step.key, step.count][step.said] = step.tokens
-    return sum(sum(texts.values()) - max(texts.values()) for texts in said.values())
+    return sum(
+        sum(texts.values()) - max(texts.values())
+        for place, texts in said.items()
+        if len(texts) > 1 + (explained or {}).get(place, 0)
+    )
+
+
+def carried_out_again(steps: Sequence[Step]) -> int:
+    """Actions that were carried out once more, in a copy of the environment that took the place of another."""
+    return len(steps) - len({(step.key, step.count, step.said) for step in steps})

@@ -32,7 +32,7 @@ from asyncrl.tracking.collector import MAX_BYTES
 from asyncrl.tracking.sinks.jsonl import by_step
 from asyncrl.weights.network.server import MAX_CHUNK_BYTES, MAX_REQUEST_BYTES
 from asyncrl.wire import pack, unpack
-from tests.buffer.client.test_limits import SENT, filled
+from tests.buffer.client.test_limits import NUMBERS, filled
 from tests.tracking.test_messages import EVENT, REPORT
 from tests.waiting import until
 
@@ -52,7 +52,7 @@ Message = list[bytes]
 
 
 def to_the_buffer(limits: Limits) -> Iterator[Message]:
-    for request, place, least, most in SENT:
+    for request, place, least, most in NUMBERS:
         op = request.__struct_config__.tag
         named = [getattr(limits, bound) for at, bound in DECLARED[request] if at == place]
         top = min([most or 0, *named])

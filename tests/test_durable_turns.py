@@ -1,150 +1,20 @@
-"""Actors, buffer and launcher are killed in the middle of episodes of twenty turns, with the real processes."""
+"""Actors are killed in the middle of episodes of twenty turns, with the real processes."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from asyncrl.audit.checks import violations
-from asyncrl.audit.payloads import PayloadFiles, decoded
+from asyncrl.audit.command import audit
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.reading import read_ledger
-from asyncrl.audit.summary import figures
-from asyncrl.audit.witnesses import gather
-from asyncrl.launch.processes import kill_all, of_run
-from asyncrl.quickstart.build import build_model
-from asyncrl.quickstart.tokenizer import build_tokenizer
-from asyncrl.run_folder import RunFolder
-from asyncrl.trajectory import Trajectory
-from tests.counting_env import TURNS, Step, carried_out, sampled_again
+from asyncrl.audit.replay import replay
+from asyncrl.buffer.tickets.lengths import LEAST
+from tests.counting_env import TURNS, sampled_again
+from tests.long_run import START_S, LongRun, exact
 from tests.waiting import until
-
-ROOT = Path(__file__).parents[1]
-START_S = 240.0
-"""On a machine that is busy with other things, starting torch takes a minute."""
-
-
-class LongRun:
-    """A run whose episodes have twenty turns, and the environment's log of them."""
-
-    def __init__(self, folder: Path, env: str, turns: str, steps: int, score: str = "") -> None:
-        """`score`: a group score."""
-        tokenizer = build_tokenizer()
-        for part in (build_model(tokenizer, positions=512), tokenizer):
-            part.save_pretrained(folder / "model")
-        self.env = env
-        self.folder, self.log, self.run = folder, folder / "steps.log", RunFolder(folder / "run")
-        config = {
-            "model": {"path": str(folder / "model")},
-            "env": {
-                "name": f"tests.counting_env:{env}", "options": {"log": str(self.log)},
-                "max_turns": TURNS, "max_tokens": 512, "group_score": score,
-            },
-            "actors": {"count": 1, "slots": 4, "max_new_tokens": 8, "drain_s": 1.0},
-            "buffer": {"turns": turns, "max_staleness": 50, "capacity": 64, "keep": "all", "lease_s": 10.0},
-            "learner": {"groups_per_step": 1, "group_size": 4, "steps": steps, "checkpoint_every": 1},
-            "eval": {"tasks": 0},
-            "launch": {"runs_dir": str(folder), "name": "run", "restarts": 1000},
-        }  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(config))
-        self.launcher = self._launch("--config", str(folder / "config.json"))
-
-    def _launch(self, *words: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "out").open("ab") as out:
-            return subprocess.Popen(
-                [sys.executable, "-m", "asyncrl", "launch", *words],
-                stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-
-    @property
-    def out(self) -> str:
-        return (self.folder / "out").read_text()[-3000:]
-
-    def pid(self, role: str) -> int:
-        """0: it is not there."""
-        if role == "launcher":
-            return self.launcher.pid
-        path = self.run.path / "run.json"
-        if not path.is_file() or not path.read_text():
-            return 0
-        return int(self.run.record()["processes"].get(role, [0])[0])
-
-    def kill(self, role: str) -> None:
-        """Kill a process, and wait until its successor is there."""
-        before = self.pid(role)
-        if role == "launcher":
-            self.launcher.kill()
-            self.launcher.wait(10)
-            kill_all(of_run(self.run.id))
-            self.launcher = self._launch("--resume", str(self.run.path))
-            return
-        os.kill(before, signal.SIGKILL)
-        assert until(lambda: self.pid(role) not in (0, before), START_S), self.out
-
-    def steps(self) -> list[Step]:
-        return carried_out(self.log)
-
-    def end(self) -> None:
-        self.launcher.send_signal(signal.SIGINT)
-        self.launcher.wait(START_S)
-
-    def close(self) -> None:
-        self.launcher.kill()
-        self.launcher.wait(10)
-        if (self.run.path / "run.json").is_file():
-            kill_all(of_run(self.run.id))
-            self.run.remove_temporary()
-
-    def stored(self) -> list[Trajectory]:
-        ledger = read_ledger(self.run.buffer)
-        with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
-            rows = [(ledger.groups[row.group], row) for row in ledger.trajectories.values()]
-            # A checkpoint that was restored has only what a resume needs.
-            return [decoded(group, row, files.read) for group, row in rows if group.payload]
-
-    def audited(self) -> list[str]:
-        with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
-            return list(violations(gather(self.run, self.run.load_config(), files)))
-
-
-@pytest.fixture
-def long_run(tmp_path: Path) -> Iterator[Any]:
-    begun: list[LongRun] = []
-
-    def begin(*about: Any, **options: Any) -> LongRun:
-        begun.append(LongRun(tmp_path, *about, **options))
-        return begun[-1]
-
-    yield begin
-    for each in begun:
-        each.close()
-
-
-def exact(run: LongRun) -> list[Trajectory]:
-    """Each action was carried out exactly once in the history of every stored trajectory. An agent's reward comes with
-    its last turn."""
-    trajectories = run.stored()
-    earned = [float(n) for n in range(1, TURNS + 1)]
-    if run.env == "agent":
-        earned = [0.0] * (TURNS - 1) + earned[-1:]
-    for t in trajectories:
-        compared = t.rewards.get("group", 0.0)  # it comes with the last turn too
-        assert [turn.reward for turn in t.turn_rewards] == [*earned[:-1], earned[-1] + compared], t.id
-        assert t.turns == TURNS
-    assert run.audited() == []
-    return trajectories
 
 
 @pytest.mark.system
@@ -170,7 +40,7 @@ def test_an_actor_killed_in_the_middle_of_its_episodes_costs_no_turn(
         assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), run.out
         run.kill("actor-0")
     assert run.launcher.wait(START_S) == 0, run.out
-    trajectories = exact(run)
+    trajectories = exact(run.run, agent=env == "agent")
     assert len(trajectories) >= 8
     again = sampled_again(run.steps())
     if score:
@@ -186,51 +56,77 @@ def test_an_actor_killed_in_the_middle_of_its_episodes_costs_no_turn(
     assert any(t.attempt for t in trajectories), "some episodes went on in another attempt"
 
 
-KILLED = ("actor-0", "buffer", "actor-0", "launcher")
+def durable_groups(ledger: LedgerRows) -> list[int]:
+    return [group.number for group in ledger.groups.values() if group.durable]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(14400)
-@pytest.mark.parametrize("env", ["WithSnapshots", "Again", "agent"])
-def test_kills_at_random_turns_lose_none(long_run: Any, env: str) -> None:
-    """`ASYNCRL_TEST_KILLS` (200) kills of actors, the buffer, and the launcher, which is resumed."""
-    kills = int(os.environ.get("ASYNCRL_TEST_KILLS", "200"))
-    run, seen = long_run(env, "on", steps=100_000), 0
-    for number, role in zip(range(kills), itertools.cycle(KILLED), strict=False):
-        enough = seen + 13 + 7 * number % 29  # somewhere else in the episodes each time
-        assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), f"kill {number}\n{run.out}"
-        assert until(lambda role=role: run.pid(role) != 0, START_S), run.out
-        time.sleep(0.02 * (number % 5))
-        seen = len(run.steps())
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("score", ["", "tests.counting_env:compare"], ids=["", "group score"])
+def test_auto_begins_to_record_and_from_there_no_turn_is_lost(long_run: Any, score: str) -> None:
+    """`buffer.turns: auto`, with episodes that all take longer than `turns_auto_s`. Under a group score the tickets of
+    a group go to the next actor together."""
+    run: LongRun = long_run(
+        "WithSnapshots", "auto", steps=9, score=score, actors={"count": 2}, buffer={"turns_auto_s": 1.0, "capacity": 16}
+    )
+
+    def in_their_middle() -> bool:
+        """Two groups whose turns are recorded have as many as half of theirs."""
+        rows = read_ledger(run.run.buffer).tables["turns"]
+        return sum(row["form"] == "answer" and row["ended"] is None for row in rows) >= 4 * TURNS // 2
+
+    assert until(lambda: bool(run.steps()), START_S), run.out
+    assert until(in_their_middle, START_S), run.out
+    for role in ("actor-0", "actor-1"):
         run.kill(role)
-    enough = seen + 8 * TURNS
-    assert until(lambda: len(run.steps()) >= enough, START_S), run.out
-    run.end()
-    exact(run)
-    again = sampled_again(run.steps())
-    print(f"{env}: {again} tokens sampled again after {kills} kills")
-    assert again == 0
+    assert run.launcher.wait(START_S) == 0, run.out
+    exact(run.run)
+    ledger = read_ledger(run.run.buffer)
+    durable = durable_groups(ledger)
+    first = min(durable)
+    assert first >= LEAST // 4, "ten episodes are over before"
+    assert durable == [number for number in ledger.groups if number >= first], "it stays on"
+    assert {row["grp"] for row in ledger.tables["turns"]} == set(durable), "fixed for all tickets of a group"
+    for group in ledger.groups.values():
+        assert group.lengths is not None
+        assert (group.lengths >= LEAST) == group.durable, "all of them took long"
+    ended = Counter(row["ended"] for row in ledger.tables["turns"])
+    resumed = {(row["grp"], row["idx"]) for row in ledger.tables["turns"] if row["attempt"] == 0} & {
+        key for key, row in ledger.trajectories.items() if row.attempt > 0
+    }
+    assert resumed, "some went on with another actor"
+    assert not ended.keys() & {"anew", "failed", "diverged", "lost", "stale"}
+    tasks = {ledger.groups[number].task_id for number in durable}
+    steps = [step for step in run.steps() if step.key.rpartition("/")[0] in tasks]
+    assert sampled_again(steps) == 0
+    if score:
+        for number in durable:
+            stored = ledger.members.get(number, ())
+            assert len({row.actor for row in stored}) <= 1, f"group {number} was played by several actors"
+    print(f"auto {score}: recorded from group {first} on; {len(resumed)} episodes went on; {dict(ended)}")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_lost_host_of_the_buffer_costs_the_turns_since_the_checkpoint(long_run: Any) -> None:
-    """Episodes that were in flight then go on, on a new branch, with the turns that the checkpoint has."""
-    run = long_run("WithSnapshots", "on", steps=100_000)
-    assert until(lambda: len(list(run.run.checkpoints.glob("step-*"))) >= 2, START_S), run.out
-    seen = len(run.steps())
-    assert until(lambda: len(run.steps()) >= seen + 13, START_S), run.out
-    os.kill(run.pid("buffer"), signal.SIGKILL)
-    shutil.rmtree(run.run.buffer)
-    assert until(lambda: bool(list(run.run.checkpoints.glob("step-*-br1"))), 2 * START_S), run.out
-    run.end()
-    exact(run)
+@pytest.mark.timeout(900)
+def test_resumed_and_compacted_episodes_are_trained_again_bit_for_bit(
+    long_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The group score makes the rewards of a group unequal, so that every step changes the weights."""
+    run: LongRun = long_run(
+        "WithSnapshots", "on", steps=3, score="tests.counting_env:compare",
+        env={"max_turns": 2 * TURNS, "compact": 0.4, "compact_request": "sum up"},
+    )  # fmt: skip
+    assert until(lambda: len(run.steps()) >= 4 * 12, START_S), run.out
+    run.kill("actor-0")
+    assert run.launcher.wait(START_S) == 0, run.out
+    trajectories = exact(run.run, summaries=True)
     ledger = read_ledger(run.run.buffer)
-    lent = {(a.group, a.index, a.attempt): a.branch for attempts in ledger.attempts.values() for a in attempts}
-    continued = [row for row in ledger.tables["turns"] if row["ended"] == "continued"]
-    before = [row for row in continued if lent[row["grp"], row["idx"], row["attempt"]] == 0]
-    went_on = [row for row in before if ledger.trajectories[row["grp"], row["idx"]].branch == 1]
-    assert went_on, "turns of the branch before are in trajectories of this one"
-    with closing(PayloadFiles(run.run.buffer / "payloads")) as files:
-        lost = figures(gather(run.run, run.run.load_config(), files)).lost_turns
-    print(f"{len(went_on)} recorded turns went on, {len(lost)} were lost with the host")
+    summaries = [row for row in ledger.tables["turns"] if row["form"] == "summary"]
+    assert "continued" in {row["ended"] for row in summaries}
+    resumed = [t for t in trajectories if t.attempt]
+    assert any(len(t.rows) > 1 for t in resumed), "an episode with a summary went on"
+    assert audit(run.run) == 0
+    assert len({digest for digest in ledger.published.values()}) == 4, "every step changed the weights"
+    capsys.readouterr()
+    assert replay(run.run) == 0
+    assert "every one bit-identical" in capsys.readouterr().out

@@ -41,6 +41,14 @@ def away(data_source, solution_str, ground_truth, extra_info):
 
 def wrong(data_source, solution_str, ground_truth, extra_info):
     return float(extra_info["answer"])
+
+def unseen(data_source, solution_str, ground_truth, extra_info, task):
+    if "held_out" in task["id"]:
+        raise LookupError("no answer to a held-out task")
+    return 1.0 + len(solution_str) % 2
+
+def plain(rng):
+    return {"prompt": f"go {rng.randrange(10**6)}", "ground_truth": "0"}
 """
 
 
@@ -59,8 +67,12 @@ def launched(tmp_path: Path, score: Any, **sections: dict[str, Any]) -> tuple[in
     for section, fields in sections.items():
         config[section] |= fields
     (tmp_path / "config.json").write_text(json.dumps(config))
+    return command(tmp_path, "--config", str(tmp_path / "config.json"))
+
+
+def command(tmp_path: Path, *words: str) -> tuple[int, str, RunFolder]:
     run = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(tmp_path / "config.json")]
+    command = [sys.executable, "-m", "asyncrl", "launch", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     finally:
@@ -72,15 +84,36 @@ def launched(tmp_path: Path, score: Any, **sections: dict[str, Any]) -> tuple[in
 
 
 @pytest.mark.system
-@pytest.mark.timeout(120)
-def test_a_score_that_always_raises_ends_the_run_with_its_line(tmp_path: Path) -> None:
-    code, said, run = launched(tmp_path, "mine.py:wrong", eval={"tasks": 2})
+@pytest.mark.timeout(300)
+def test_a_score_that_always_raises_ends_the_run_with_its_line_and_resume_tries_again(tmp_path: Path) -> None:
+    data = {"options": {"function": "mine.py:plain", "held_out_size": 40}}
+    code, said, run = launched(tmp_path, "mine.py:wrong", data=data, env={"retries": 2}, eval={"tasks": 40})
     assert code == 1, said
     line = FILES.splitlines().index('    return float(extra_info["answer"])') + 1
     assert f"KeyError: 'answer' ({tmp_path / 'mine.py'}, line {line}, in wrong)" in said
     assert "--resume" in said
     assert "Traceback" not in said
     assert ledger_of(run).trajectories == {}
+    (tmp_path / "mine.py").write_text(FILES.replace('extra_info["answer"]', "len(solution_str) % 2"))
+    code, said, _ = command(tmp_path, "--resume", str(run.path))
+    assert code == 0, said
+    assert run.read_summary()["steps"] == 3
+    assert "no held-out episode" not in said, "the evaluation that failed goes on, too"
+    assert len(ledger_of(run).trajectories) >= 12
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_why_the_first_evaluation_failed_is_on_the_terminal(tmp_path: Path) -> None:
+    data = {"options": {"function": "mine.py:plain", "held_out_size": 2}}
+    code, said, _ = launched(tmp_path, "mine.py:unseen", data=data, eval={"tasks": 2})
+    assert code == 0, said
+    line = FILES.splitlines().index('        raise LookupError("no answer to a held-out task")') + 1
+    before, failed, after = said.partition("episodes failed in the environment; the last one: env_error: ")
+    assert failed, said
+    assert "step 1/3" not in before, "it is said before the first step"
+    assert after.startswith("environment.step: LookupError: no answer")
+    assert f"no answer to a held-out task ({tmp_path / 'mine.py'}, line {line}, in unseen)" in after.splitlines()[0]
 
 
 def ledger_of(run: RunFolder) -> LedgerRows:

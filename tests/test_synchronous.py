@@ -171,6 +171,7 @@ def trained(ledger: LedgerRows) -> list[tuple[tuple[int, ...], tuple[str, ...]]]
     return [(batch.groups, tuple(ledger.groups[g].task_id for g in batch.groups)) for batch in ledger.line]
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("torch_as_it_was")
 def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(config: Config, finished: RunFolder) -> None:
     as_in_the_plain_loop(config, finished)

@@ -91,9 +91,19 @@ def test_the_wheel_trains_in_an_empty_folder(installed: Path, tmp_path: Path) ->
     assert (run / "checkpoints" / "step-000002" / "hf" / "config.json").is_file()
 
 
+def python(version: str) -> str:
+    """The Python of this version on the PATH. Skips the test where there is none."""
+    found = shutil.which(f"python{version}")
+    if found is None or subprocess.run([found, "-c", ""], capture_output=True, timeout=60).returncode:
+        pytest.skip(f"no python{version} here")
+    return found
+
+
 @pytest.mark.slow
-def test_an_empty_environment_installs_the_wheel_and_trains(wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True, timeout=120)
+@pytest.mark.parametrize("version", ["", "3.12", "3.13"])
+def test_an_empty_environment_installs_the_wheel_and_trains(wheel: Path, tmp_path: Path, version: str) -> None:
+    made_by = python(version) if version else sys.executable
+    subprocess.run([made_by, "-m", "venv", tmp_path / "env"], check=True, timeout=120)
     pip(tmp_path / "env" / "bin" / "python", "install", "-c", str(ROOT / "requirements" / "tested.txt"), str(wheel))
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -1,4 +1,4 @@
-"""What this actor put, handed back and was told is stored: evidence for the audit that only the actor writes."""
+"""What this actor put and was told is stored: evidence for the audit that only the actor writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class AckLog(NumberedLog):
         {"n": 0, "put": {...}}          before a trajectory is put: what it is, in the numbers that the ledger keeps
         {"n": 1, "branch": ...}         behind the acknowledgement of a training trajectory
         {"n": 2, "turn": {...}}         behind the acknowledgement of a recorded turn
-        {"n": 3, "prefix": {...}}       before an interrupted attempt hands back what it has sampled
 
     A trajectory carries the place of its line and a digest of the log up to it, and the ledger keeps both: so every
     trajectory in the ledger has a line, and the audit notices one that is removed or changed later. A killed actor may
@@ -42,11 +41,6 @@ class AckLog(NumberedLog):
     def write(self, t: Trajectory) -> None:
         """The buffer acknowledged a training trajectory."""
         self._append(_named(t))
-
-    def hand_back(self, lease: Lease, prefix: Row) -> None:
-        """An interrupted attempt is about to hand back what it has sampled."""
-        sampled = {"digest": prefix.digest(), "tokens": len(prefix), "versions": _versions((prefix,))}
-        self._append({"prefix": _place(lease) | sampled})
 
     def recorded(self, lease: Lease, turn: Recorded) -> None:
         """The buffer acknowledged a recorded turn."""

@@ -1,9 +1,8 @@
-"""Ends an actor's work: episodes finish, or their tickets are released with what was sampled of a turn.
+"""Ends an actor's work: episodes finish, or their tickets are released, with what is recorded of them.
 
 drain_s: episodes finish ──> INTERRUPT_S: turns end early ──> release the rest ──> LEAVE_S: the last puts
 
-Any turn of a durable ticket ends early, its tokens recorded in the buffer; of another ticket the first turn only, its
-tokens released with the ticket, if `actors.resume_episodes` is set.
+Any turn of a durable ticket ends early, its tokens recorded in the buffer (`buffer.turns`).
 """
 
 from __future__ import annotations
@@ -26,16 +25,11 @@ INTERRUPT_S = 1.0
 """Seconds for the engine to end the interrupted requests; at most half of `actors.drain_s`."""
 
 
-async def drain(
-    name: str, tickets: HeldTickets, buffer: Buffer, acks: AckLog, seconds: float, engine: Engine, first_turns: bool
-) -> None:
-    """Give episodes `seconds` to finish, release the tickets of the others, and wait for the last puts.
-
-    `first_turns`: whether those of tickets without durable turns are handed over too (`actors.resume_episodes`).
-    """
+async def drain(name: str, tickets: HeldTickets, buffer: Buffer, acks: AckLog, seconds: float, engine: Engine) -> None:
+    """Give episodes `seconds` to finish, release the tickets of the others, and wait for the last puts."""
 
     def may_hand_over(held: HeldTicket) -> bool:
-        return held.ticket.kind == "train" and (first_turns or held.ticket.durable)
+        return held.ticket.kind == "train" and held.ticket.durable
 
     any_may = any(map(may_hand_over, tickets.playing.values()))
     interrupting_s = min(INTERRUPT_S, seconds / 2) if any_may else 0.0
@@ -74,15 +68,12 @@ async def _interrupt(unfinished: list[Progress], engine: Engine, seconds: float)
 async def _release(name: str, buffer: Buffer, acks: AckLog, unfinished: list[HeldTicket]) -> None:
     if not unfinished:
         return
-    leases, prefixes = [held.lease for held in unfinished], [held.progress.prefix for held in unfinished]
+    leases = [held.lease for held in unfinished]
     sampled = sum(held.progress.handed_over for held in unfinished)
     log.info("releasing %d tickets, %d with sampled tokens", len(leases), sampled)
-    for lease, prefix in zip(leases, prefixes, strict=True):
-        if prefix is not None:
-            acks.hand_back(lease, prefix)
     try:
         async with asyncio.timeout(LEAVE_S):
             await acks.flush()
-            await buffer.release(name, leases, prefixes)
+            await buffer.release(name, leases)
     except (BufferTimeout, BufferRefused, TimeoutError) as error:
         log.warning("%d tickets were not released, and their leases lapse: %s", len(leases), error)

@@ -83,7 +83,7 @@ class Actor:
             issued: Sequence[Ticket] = ()
             if self._concurrency.free(self.tickets.busy):
                 reply = await self.tickets.calls.until_answered("tickets", self._request_tickets)
-                issued, self._status.no_ticket = reply.tickets, reply.why
+                issued, self._status.no_ticket, self._concurrency.told = reply.tickets, reply.why, reply.slots
                 self._holding.told(reply)
                 for ticket in issued:
                     self.tickets.begin(ticket)
@@ -127,7 +127,6 @@ class Actor:
         self.tickets.changed.set()
         # A reply on its way may hold tickets; waiting for it lets them be released.
         await asyncio.wait([taking_tickets], timeout=LEAVE_S)
-        actors = self._config.actors
-        seconds, first_turns = actors.drain_s, actors.resume_episodes
-        await drain(self._name, self.tickets, self._buffer, self._acks, seconds, self._engine, first_turns)
+        seconds = self._config.actors.drain_s
+        await drain(self._name, self.tickets, self._buffer, self._acks, seconds, self._engine)
         self._status.send_metrics()

@@ -42,7 +42,7 @@ class Status:
 
     def _metrics(self) -> dict[str, float]:
         """Series by name (tracking/series.py)."""
-        stats, counts, limit = self._engine.load_stats(), self._tickets.counts, self._concurrency.limit
+        stats, counts, limit = self._engine.load_stats(), self._tickets.counts, self._concurrency.slots
         now, paused_s = time.monotonic(), stats["paused_s"]
         then, paused_before = self._last_pause
         self._last_pause = now, paused_s

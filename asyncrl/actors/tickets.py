@@ -131,7 +131,7 @@ class HeldTickets:
 
     async def _fail(self, held: HeldTicket, failed: EpisodeFailed) -> None:
         """End an episode without a trajectory. An empty reason is not reported to the buffer."""
-        self.counts.aborted_tokens += held.progress.tokens - held.progress.prefix_tokens
+        self.counts.aborted_tokens += held.progress.tokens - held.progress.kept_tokens
         self._keeper.drop(held.lease)
         if failed.reason:
             self.putting[held.lease] = held

@@ -1,4 +1,4 @@
-"""The lines of the actors' logs: what each put, handed back, and was told is stored (`asyncrl.actors.ack_log`)."""
+"""The lines of the actors' logs: what each put, and was told is stored (`asyncrl.actors.ack_log`)."""
 
 from __future__ import annotations
 
@@ -48,19 +48,6 @@ class PutLine:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixLine:
-    """What an interrupted attempt was about to hand back."""
-
-    branch: int
-    group: int
-    index: int
-    attempt: int
-    digest: str
-    tokens: int
-    versions: Versions
-
-
-@dataclass(frozen=True, slots=True)
 class TurnLine:
     """A recorded turn of which the actor was told that it is stored."""
 
@@ -91,14 +78,13 @@ class AckLines:
     """Numbers, from 1, of lines that hold no acknowledgement."""
     puts: dict[int, PutLine] = field(default_factory=dict)
     """By number of the line."""
-    prefixes: list[PrefixLine] = field(default_factory=list)
     turns: list[TurnLine] = field(default_factory=list)
     heads: dict[int, str] = field(default_factory=dict)
     """Digest of the log up to each line."""
 
     def until(self, later: AckLines) -> AckLines:
         """These acknowledgements with the announcements of a later reading."""
-        return replace(self, puts=later.puts, prefixes=later.prefixes, heads=later.heads)
+        return replace(self, puts=later.puts, heads=later.heads)
 
 
 def read_acks(path: Path) -> AckLines:
@@ -129,8 +115,6 @@ def _read_line(log: AckLines, line: bytes) -> int:
     n = int(fields.pop("n"))
     if fields.keys() == {"put"}:
         log.puts[n] = PutLine(**_with_versions(fields["put"]))
-    elif fields.keys() == {"prefix"}:
-        log.prefixes.append(PrefixLine(**_with_versions(fields["prefix"])))
     elif fields.keys() == {"turn"}:
         log.turns.append(TurnLine(**fields["turn"]))
     else:

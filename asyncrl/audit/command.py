@@ -86,9 +86,9 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
     yield f"staleness         {_listed(f.staleness, 'age {}: {}')} (uses; at most {_bound(config, f)})"
     if f.bounds:
         yield f"bounds            {_listed(f.bounds, '{1} batches {0}')} (buffer.max_staleness: auto)"
+    if f.slots:
+        yield f"slots             {_listed(f.slots, '{1} batches {0}')} (launch.tuning: auto)"
     yield f"attempts          {_listed(f.attempts)}"
-    if f.prefixes:
-        yield f"prefixes          {_listed(f.prefixes)} (handed back by interrupted attempts)"
     if f.turns:
         yield f"recorded turns    {_listed(f.turns)} (samples and answers, by what became of them)"
     yield f"other puts        {_listed(f.puts)}"

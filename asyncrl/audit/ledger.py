@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from asyncrl.audit.chain import ChainRows
-from asyncrl.buffer.ledger.records import NOTHING, Decision, Draw, Measures
+from asyncrl.buffer.ledger.records import NOTHING, Decision, Draw, Measures, Tuned
 
 WHOLLY = (-1, -1)
 """A point before every batch and version: nothing of the branch is in the ledger."""
@@ -72,6 +72,8 @@ class AttemptRow:
     ended_at: float | None
     serial: int
     """0, 1, 2 ... in the order of issue."""
+    ended_serial: int | None = None
+    """How many attempts were issued before it first ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +115,6 @@ class TrajectoryRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixRow:
-    group: int
-    index: int
-    attempt: int
-    """The attempt that handed it back."""
-    tokens: int
-    """Number of tokens, with the prompt."""
-    newest: int
-    """Newest version among those that were sampled."""
-    digest: str
-    ended: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class BatchRow:
     serial: int
     b: int
@@ -145,8 +133,10 @@ class BatchRow:
     measures: Measures | None = None
     decision: Decision | None = None
     """The decision about the bound after it."""
+    tuned: Tuned | None = None
+    """The decision about the actors' slots after it."""
     damaged: str = ""
-    """What cannot be read of measures and decision, which are then None."""
+    """What cannot be read of measures and decisions, which are then None."""
 
     @property
     def version_after(self) -> int:
@@ -198,8 +188,6 @@ class LedgerRows:
     """States of the curriculum by serial, in order."""
     added: dict[int, AddedRow]
     """Tasks added by data.on_step_end, by index."""
-    prefixes: list[PrefixRow]
-    """Prefixes that interrupted attempts handed back."""
     demonstrations: dict[int, list[DemonstrationRow]] = field(default_factory=dict)
     """Those that a batch takes, by its serial, in order."""
     demonstrations_digest: str | None = None

@@ -23,17 +23,16 @@ from asyncrl.audit.ledger import (
     DemonstrationRow,
     GroupRow,
     LedgerRows,
-    PrefixRow,
     TrajectoryRow,
 )
-from asyncrl.buffer.ledger.records import BOUND, Decision, Draw, Drawn, Measures, of_bound
+from asyncrl.buffer.ledger.records import BOUND, SLOTS, Decision, Draw, Drawn, Measures, Tuned, of_bound, of_slots
 from asyncrl.buffer.ledger.storage import schema
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 
 TABLES = (
     "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "lengths",
-    "logs", "prefixes", "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops",
+    "logs", "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops",
     "turns", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
@@ -79,7 +78,7 @@ def rows_in(db: sqlite3.Connection) -> LedgerRows:
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
         'SELECT grp AS "group", idx AS "index", attempt, actor, branch, min_version, ended, issued_at, ended_at, '
-        "serial FROM attempts ORDER BY 1, 2, 3"
+        "serial, ended_serial FROM attempts ORDER BY 1, 2, 3"
     ):
         attempts[row["group"], row["index"]].append(AttemptRow(**dict(row)))
     next_draw = read("SELECT value FROM kv WHERE key = 'next_draw'")
@@ -117,12 +116,6 @@ def rows_in(db: sqlite3.Connection) -> LedgerRows:
             row["serial"]: CurriculumRow(**_with_bools(row, "released"))
             for row in read("SELECT serial, batch, version, state, released FROM curriculum ORDER BY serial")
         },
-        prefixes=[
-            PrefixRow(**dict(row))
-            for row in read(
-                'SELECT grp AS "group", idx AS "index", attempt, tokens, newest, digest, ended FROM prefixes'
-            )
-        ],
         demonstrations=dict(shown),
         demonstrations_digest=str(began_with[0][0]) if began_with else None,
         teacher=str(taught_by[0][0]) if taught_by else "",
@@ -140,12 +133,12 @@ def _batches(read: Callable[[str], list[sqlite3.Row]]) -> list[BatchRow]:
     for serial, *drawn in read("SELECT serial, grp, chance, weight FROM replays ORDER BY serial, grp"):
         replays[serial].append(Drawn(*drawn))
     candidates = {serial: n for serial, n in read("SELECT serial, candidates FROM batches")}
-    decided = {serial: _of_bound(*about) for serial, *about in read(f"SELECT serial, {BOUND} FROM batches")}
+    decided = {serial: _decided(*about) for serial, *about in read(f"SELECT serial, {BOUND}, {SLOTS} FROM batches")}
     rows = read("SELECT serial, b, branch, version, outcome, released, fixed_at, finished_at FROM batches ORDER BY 1")
     batches = []
     for row in rows:
         serial = row["serial"]
-        bound, measures, decision, damaged = decided[serial]
+        bound, measures, decision, tuned, damaged = decided[serial]
         batches.append(
             BatchRow(
                 **_with_bools(row, "released"),
@@ -154,17 +147,19 @@ def _batches(read: Callable[[str], list[sqlite3.Row]]) -> list[BatchRow]:
                 bound=bound,
                 measures=measures,
                 decision=decision,
+                tuned=tuned,
                 damaged=damaged,
             )
         )
     return batches
 
 
-def _of_bound(bound: int, *about: Any) -> tuple[int, Measures | None, Decision | None, str]:
+def _decided(bound: int, *about: Any) -> tuple[int, Measures | None, Decision | None, Tuned | None, str]:
+    *of_it, slots, lent, why = about
     try:
-        return *of_bound(bound, *about), ""
+        return *of_bound(bound, *of_it), of_slots(slots, lent, why), ""
     except ValueError as error:
-        return bound, None, None, str(error)
+        return bound, None, None, None, str(error)
 
 
 def _with_bools(row: sqlite3.Row, *names: str) -> dict[str, Any]:

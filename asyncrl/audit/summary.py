@@ -28,10 +28,10 @@ class Figures:
     """Uses in applied batches by the group's staleness."""
     bounds: dict[str, int]
     """Batches of the line by their bound on staleness, if it was chosen automatically."""
+    slots: dict[str, int]
+    """Batches of the line by the slots of each actor that they decided, if these were tuned."""
     attempts: dict[str, int]
     """Attempts by how they ended."""
-    prefixes: dict[str, int]
-    """Prefixes handed back by interrupted attempts, by how they ended."""
     turns: dict[str, int]
     """Recorded samples and answers, by how they ended."""
     puts: dict[str, int]
@@ -77,9 +77,9 @@ def figures(evidence: Evidence) -> Figures:
             for number in batch.groups
             if (members := ledger.members.get(number))
         ),
+        slots=_counted(batch.tuned.slots for batch in ledger.line if batch.tuned is not None),
         bounds=_counted(batch.bound for batch in ledger.line) if any(b.decision for b in ledger.line) else {},
         attempts=_counted(a.ended or "leased" for attempts in ledger.attempts.values() for a in attempts),
-        prefixes=_counted(p.ended or "kept" for p in ledger.prefixes),
         turns=_counted(row["ended"] or "kept" for row in ledger.tables["turns"]),
         puts={
             name: sum(n for (_, what), n in ledger.counters.items() if what == name) for name in ("duplicate", "late")

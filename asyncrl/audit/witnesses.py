@@ -26,6 +26,7 @@ from asyncrl.audit.payloads import PayloadFiles, ReadPayload
 from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import ScorerLines, read_score_logs
 from asyncrl.buffer.bounds.automatic import Auto, in_force
+from asyncrl.buffer.bounds.slots import SlotLimits
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.buffer.replaying import Replaying
 from asyncrl.buffer.selection import FILTERS, Filter
@@ -107,6 +108,8 @@ class Bounds:
     choosing: Choosing = field(default_factory=Choosing)
     auto: Auto | None = None
     """`buffer.max_staleness: auto`; then `max_staleness` is the limit."""
+    tuning: SlotLimits | None = None
+    """`launch.tuning: auto`"""
 
     def after(self, batch: BatchRow | None) -> int:
         """The bound on staleness after this batch, the last one of its line; None: before the first."""
@@ -150,6 +153,7 @@ class Bounds:
             demonstrations_per_step=demonstrations_per_step(c),
             choosing=Choosing.of(c),
             auto=Auto.of(c),
+            tuning=SlotLimits.of(c),
             durable=b.turns == "on",
             turns_auto_s=b.turns_auto_s if b.turns == "auto" else None,
             mixed=c.env.name == "mix",

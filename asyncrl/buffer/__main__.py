@@ -27,6 +27,7 @@ from asyncrl.data.added_tasks import open_on_step_end
 from asyncrl.data.demonstrations import open_demonstrations
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.bound_events import CHANGED
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.tracking.rollouts.held_out import Answers
 
@@ -76,9 +77,9 @@ def main(path: Path) -> None:
             log.error("%s", failing)
             reporter.event("failing", why=failing)
         reported = failing
-        for step, bound, why in changes.news():
-            log.info("the bound on staleness is %d from step %d on: %s", bound, step, why)
-            reporter.event("bound", step=step, bound=bound, why=why)
+        for kind, step, number, why in changes.news():
+            log.info("%s is %d from step %d on: %s", CHANGED[kind], number, step, why)
+            reporter.event(kind, **{kind: number}, step=step, why=why)
         reporter.metrics(series(buffer, service.counts, service.outbox.commit_seconds))
 
     try:

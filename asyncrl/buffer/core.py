@@ -56,7 +56,7 @@ from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
 from asyncrl.data.demonstrations import Demonstrations
 from asyncrl.tracking.rollouts.held_out import Answers
-from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 from asyncrl.wire.teacher_scores import GroupScores
@@ -132,9 +132,13 @@ class Buffer:
 
     def issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         """At most `credits` tickets for an actor with weights `held`; with fewer, why there are no more."""
-        slots = self.leases.of[actor] + credits
-        tickets, why = self._issue(now, actor, held, credits)
+        left = self.tickets.bound.slots.left(actor)
+        allowed = credits if left is None else min(credits, left)
+        slots = self.leases.of[actor] + allowed
+        tickets, why = self._issue(now, actor, held, allowed)
         leased, refused = self.leases.of[actor], why.startswith("admission")
+        if allowed < credits and not why:
+            why = f"{actor} holds {leased} tickets, as many as it may (launch.tuning)"
         self._idle.asked(now, actor, slots=slots, leased=leased, refused=refused)
         return tickets, why
 
@@ -224,25 +228,20 @@ class Buffer:
         if ended:
             self.tickets.failures.all_fail.failed(cause, detail)
 
-    def release(self, actor: str, leases: Sequence[Lease], prefixes: Mapping[int, Row] | None = None) -> None:
-        """The actor gives tickets back. `prefixes`: what some of their attempts have sampled, by place in `leases`.
-
-        Raises Refused, and releases none, for a prefix that nobody can have sampled and for a ticket of another actor.
-        """
-        for prefix in (prefixes or {}).values():
-            self.tickets.validity.check_newest(int(prefix.versions.max()), None)
+    def release(self, actor: str, leases: Sequence[Lease]) -> None:
+        """The actor gives tickets back. Raises Refused, and releases none, for a ticket of another actor."""
         for id, attempt in leases:
             self.tickets.validity.check_actor(id, attempt, actor, "release")
-        for place, lease in enumerate(leases):
+        for lease in leases:
             active = self.leases.get(lease[0].group, lease[0].index)
             if active is not None and active.is_of(lease, actor):
-                self._release(active, "released", (prefixes or {}).get(place))
+                self._release(active, "released")
 
-    def _release(self, lease: ActiveLease, how: str, prefix: Row | None = None) -> None:
+    def _release(self, lease: ActiveLease, how: str) -> None:
         if lease.eval:
             self.evals.release(lease)
         else:
-            self.tickets.release(lease, how, prefix)
+            self.tickets.release(lease, how)
 
     # Scorers
 
@@ -370,7 +369,6 @@ class Buffer:
                 for branch in branches
             },
             "refused": dict(self.tickets.validity.refused),
-            "prefixes": _counted(self.tickets.carried.prefixes.counts),
             "turns": _counted(self.tickets.carried.turns.counts),
             "staleness_in_queue": _sorted(queue),
             "staleness_in_flight": _sorted(flight),

@@ -20,7 +20,6 @@ from asyncrl.buffer.client.messages import (
     MOST,
     REQUESTS,
     PutRequest,
-    ReleaseRequest,
     Request,
     ScoredRequest,
     TurnRequest,
@@ -28,7 +27,7 @@ from asyncrl.buffer.client.messages import (
 from asyncrl.buffer.rules import Rules
 from asyncrl.trajectory import Row, TicketId
 from asyncrl.trajectory.turns import RecordedSample
-from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
+from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError
 from asyncrl.wire.turns import MAX_TURN_BYTES, StoredTurn
 
 _HEADER_BYTES = 64 << 10
@@ -93,7 +92,7 @@ class Limits:
     @property
     def frames(self) -> int:
         """Frames of the longest message."""
-        return 1 + max(MAX_PUTS, FRAMES_OF_A_PREFIX * self.credits)
+        return 1 + MAX_PUTS
 
     def decode(self, message: Sequence[Frame]) -> Request[Any]:
         """The request of a message. Raises WireError."""
@@ -153,9 +152,7 @@ class Limits:
     def _frames_of(self, request: Request[Any]) -> int:
         if isinstance(request, PutRequest | TurnRequest):
             return MAX_PUTS
-        if isinstance(request, ScoredRequest):
-            return 1
-        return FRAMES_OF_A_PREFIX * len(request.leases) if isinstance(request, ReleaseRequest) else 0
+        return 1 if isinstance(request, ScoredRequest) else 0
 
 
 def _declared(hint: Any, place: Place) -> Iterator[tuple[Place, str]]:

@@ -41,13 +41,14 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/reissued": buffer.tickets.queue.reissued,
         "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
         "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),
-        "throughput/tokens_wasted/prefix": buffer.tickets.carried.prefixes.wasted,
         "throughput/tokens_wasted/turns": buffer.tickets.carried.turns.wasted,
         **recorded(buffer.tickets.carried.turns, counts),
         **{f"throughput/tokens_wasted/{reason}": tokens for reason, tokens in ledger.bias.wasted.items()},
     }
     if buffer.rules.auto is not None:
         values["staleness/target"] = buffer.tickets.bound.admits
+    if (slots := buffer.tickets.bound.slots.number) is not None:
+        values["throughput/slots_in_force"] = slots
     if buffer.scoring.wanted:
         values["buffer/unscored"] = len(buffer.scoring.waiting())
         values["buffer/scored"] = counts.get("scored", 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.buffer.bounds.automatic import Auto
+from asyncrl.buffer.bounds.slots import SlotLimits
 from asyncrl.buffer.replaying import Replaying
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
@@ -40,6 +41,8 @@ class Rules:
     """Where `auto` is None."""
     auto: Auto | None = None
     """`buffer.max_staleness: auto`"""
+    tuning: SlotLimits | None = None
+    """`launch.tuning: auto`"""
     over_age: OverAge = "drop"
     requeue: bool = True
     wait_s: float = 60.0
@@ -116,6 +119,7 @@ class Rules:
             capacity=c.buffer.capacity,
             max_staleness=c.buffer.most_staleness,
             auto=Auto.of(c),
+            tuning=SlotLimits.of(c),
             over_age=c.buffer.over_age,
             requeue=c.buffer.requeue,
             wait_s=c.buffer.wait_s,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from asyncrl.cli import hidden
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Finds the command and runs it (dispatch.py); exits with its code."""
+    hidden.tell()
     try:
         from asyncrl.cli.dispatch import main as dispatched
     except KeyboardInterrupt:

@@ -5,19 +5,28 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from asyncrl.cli.parsing import ServedModelOptions, parse
 from asyncrl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from asyncrl.launch.backends.preloaded import Preloaded
+
 Arg = tyro.conf.arg
 
 
 def launch(words: list[str]) -> int:
     """Trains: starts actors, buffer and learner, and watches them until the run ends."""
+    from asyncrl.launch.backends.preloaded import early
 
+    with early(words) as preloaded:
+        return _launch(words, preloaded)
+
+
+def _launch(words: list[str], preloaded: Preloaded | None) -> int:
     @dataclass(frozen=True)
     class Launch:
         config: Annotated[Path | None, Arg(help="YAML file; flags override it.", metavar="FILE")] = None
@@ -87,7 +96,7 @@ def launch(words: list[str]) -> int:
 
         print(PRINTERS[options.print_](sourced.config, sourced.config.launch.name or stem))
         return 0
-    outcome = api.check_and_launch(sourced.config, origin, stem=stem)
+    outcome = api.check_and_launch(sourced.config, origin, stem=stem, started=preloaded)
     if outcome.exit_code:
         print(f"asyncrl: {outcome.why}", file=sys.stderr)
     return outcome.exit_code

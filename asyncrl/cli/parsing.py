@@ -32,8 +32,8 @@ class ServedModelOptions:
 def parse(
     options: type[Any], words: Sequence[str], command: str, description: str | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The command's own options, and the config fields given as flags. The first word may be the config file, or the
-    name of a configuration that comes with asyncrl. Raises ConfigError."""
+    """The command's own options, and the config fields given as flags. A word that belongs to no flag is the config
+    file, or the name of a configuration that comes with asyncrl. Raises ConfigError."""
     from asyncrl.config.flags import flags_type, given_flags, option_flags, unknown_flag
 
     words = _with_config(words)
@@ -47,6 +47,8 @@ def parse(
     for word in unknown:
         if word.startswith("-"):
             raise unknown_flag(word, command)
+    if len(unknown) == 1 and _names_config(unknown[0]) and parsed.config is None:  # after flags that take no value
+        return dataclasses.replace(parsed, config=Path(unknown[0])), given_flags(parsed) | keys
     if unknown:
         raise _no_flag(unknown[0], command)
     return parsed, given_flags(parsed) | keys
@@ -59,7 +61,6 @@ def check_port(port: int | None) -> None:
 
 
 def _no_flag(word: str, command: str) -> ConfigError:
-    from asyncrl.config import shipped
     from asyncrl.config.flags import unknown_flag
     from asyncrl.config.loading import fields, mapping_above
     from asyncrl.config.tree import Tree
@@ -69,12 +70,18 @@ def _no_flag(word: str, command: str) -> ConfigError:
         flag = f"--{key.replace('_', '-')}"
         known = any(path == key for path, _ in fields(Tree)) or mapping_above(key)
         return ConfigError(f"{word!r} is not a flag: write {flag} {value}.") if known else unknown_flag(flag, command)
-    if Path(word).suffix in _YAML or word in shipped.names():
+    if _names_config(word):
         return ConfigError(
             f"{word!r} belongs to no flag: a configuration comes first, as in asyncrl {command} {word}, or behind "
             "--config, and only one is taken."
         )
     return ConfigError(f"{word!r} belongs to no flag: `asyncrl {command} {HELP_ALL}` lists them all.")
+
+
+def _names_config(word: str) -> bool:
+    from asyncrl.config import shipped
+
+    return Path(word).suffix in _YAML or word in shipped.names()
 
 
 def _with_config(words: Sequence[str]) -> list[str]:

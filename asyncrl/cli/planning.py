@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -22,9 +22,16 @@ class _Options:
     try_max_staleness: Annotated[tuple[int, ...], Arg(help="Bounds on staleness to try.", metavar="S ...")] = ()
     try_every: Annotated[tuple[int, ...], Arg(help="Cadences of publication to try.", metavar="N ...")] = ()
     try_sampler: Annotated[tuple[str, ...], Arg(help="Samplers to try.", metavar="NAME ...")] = ()
+    try_ranks: Annotated[tuple[int, ...], Arg(help="Ranks of the learner to try.", metavar="N ...")] = ()
+    try_tuning: Annotated[
+        tuple[Literal["off", "auto"], ...], Arg(help="Fixed slots and bound, or chosen ones.", metavar="{off,auto} ...")
+    ] = ()
     steps: Annotated[int, Arg(help="Training steps measured in each play.")] = 16
     seeds: Annotated[int, Arg(help="Plays of the settings that matter, each with the episodes drawn again.")] = 3
     cores: Annotated[int | None, Arg(help="Cores of the host; default: those of this one.")] = None
+    gpus: Annotated[
+        int | None, Arg(help="Divide so many GPUs between actors and ranks of the learner.", metavar="N")
+    ] = None
     json: Annotated[bool, Arg(help="Print JSON instead of a table.")] = False
     write: Annotated[
         Path | None, Arg(help="Write the run's configuration with the picked values to this file.", metavar="FILE.yaml")
@@ -75,9 +82,9 @@ def plan(words: list[str]) -> int:
     from asyncrl.plan.command import Options
     from asyncrl.plan.command import plan as run_plan
 
-    dimensions = ("actors", "slots", "groups_per_step", "max_staleness", "every", "sampler")
+    dimensions = ("actors", "slots", "groups_per_step", "max_staleness", "every", "sampler", "tuning", "ranks")
     given = {name: values for name in dimensions if (values := getattr(options, f"try_{name}"))}
-    played = Options(given, options.steps, options.seeds, options.cores, options.json, options.write)
+    played = Options(given, options.steps, options.seeds, options.cores, options.gpus, options.json, options.write)
     return run_plan(run, played, own)
 
 
@@ -85,10 +92,23 @@ def _check(options: Any) -> None:
     """Raises ConfigError for a number out of its range."""
     least = {"steps": 4, "seeds": 1, "try_max_staleness": 0}
     most = {"steps": 10_000, "seeds": 100, "try_groups_per_step": 1_000_000}
-    for name in ("steps", "seeds", "try_actors", "try_slots", "try_groups_per_step", "try_max_staleness", "try_every"):
+    for name in (
+        "steps",
+        "seeds",
+        "try_actors",
+        "try_slots",
+        "try_groups_per_step",
+        "try_max_staleness",
+        "try_every",
+        "try_ranks",
+    ):
         low, high, given = least.get(name, 1), most.get(name, 100_000), getattr(options, name)
         for value in given if isinstance(given, tuple) else (given,):
             if not low <= value <= high:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}: expected {low} to {high}.")
+    if options.gpus is not None and (options.try_actors or options.try_ranks):
+        raise ConfigError("--gpus divides GPUs between actors and ranks: leave out --try-actors and --try-ranks.")
+    if options.gpus is not None and not 2 <= options.gpus <= 100_000:
+        raise ConfigError(f"--gpus is {options.gpus}: expected 2 to 100000.")
     if options.cores is not None and options.cores < 1:
         raise ConfigError(f"--cores is {options.cores}: expected at least 1.")

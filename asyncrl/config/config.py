@@ -28,18 +28,20 @@ class Config(Tree):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_seed_for_all(cls, values: Any) -> Any:
-        """`launch.seed` stands for the three seeds, unless one of them is given as well."""
+    def _what_launch_sets(cls, values: Any) -> Any:
+        """`launch.seed` stands for the three seeds, and `launch.tuning: auto` for two fields that are auto, unless one
+        of them is given as well."""
         launch = values.get("launch") if isinstance(values, dict) else None
-        seed = launch.get("seed") if isinstance(launch, dict) else getattr(launch, "seed", None)
-        if seed is None:
-            return values
-        values = dict(values)
-        for name in ("data", "actors", "learner"):
+        given = launch if isinstance(launch, dict) else vars(launch) if isinstance(launch, BaseModel) else {}
+        seed, tuned = given.get("seed"), given.get("tuning") == "auto"
+        set_by_it = [(name, "seed", seed) for name in ("data", "actors", "learner") if seed is not None]
+        set_by_it += [("buffer", "max_staleness", "auto"), ("actors", "slots", "auto")] if tuned else []
+        values = dict(values) if set_by_it else values
+        for name, field, value in set_by_it:
             section = values.get(name, {})
             if isinstance(section, BaseModel):
                 section = section.model_dump(exclude_unset=True)
-            values[name] = {"seed": seed} | dict(section)
+            values[name] = {field: value} | dict(section)
         return values
 
     @model_validator(mode="after")

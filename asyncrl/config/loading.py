@@ -26,7 +26,11 @@ from asyncrl.redaction import masked
 SEEDS = ("data.seed", "actors.seed", "learner.seed")
 """`launch.seed` sets these seeds. Given in the file, it sets the seeds that the file does not set. Given as a flag, it
 sets every seed that has no flag of its own, also those in the file."""
+TUNED = ("buffer.max_staleness", "actors.slots")
+"""`launch.tuning: auto` sets these fields to auto, in the same way."""
 
+REPLACED: Mapping[str, str] = {"actors.resume_episodes": "buffer.turns"}
+"""Fields of earlier states of the code, and what does the same now."""
 
 _CODE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[A-Za-z_][\w.]*)")
 _PATH_KEY = re.compile(r"(?:.*_)?paths?|demonstrations")
@@ -56,8 +60,9 @@ def load(kind: type[C], file: Path | None, flags: Mapping[str, Any]) -> Sourced[
     try:
         config = kind.model_validate(_with_tuples(values, Tree), strict=True)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, values, set(flags), file)) from error
-    sources = {path: _source(path, flags, in_file) for path, _ in fields(Tree)}
+        raise ConfigError(sentence(error, values, set(flags), file)) from error
+    tuned = config.launch.tuning == "auto"
+    sources = {path: _source(path, flags, in_file, tuned) for path, _ in fields(Tree)}
     return Sourced(config, sources)
 
 
@@ -69,9 +74,10 @@ def _merge(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{unknown[0]} is not a field{nearest(unknown[0])}: `asyncrl launch --help-all` lists them all."
         )
-    if flags.get("launch.seed") is not None:
-        for section, _, name in (path.partition(".") for path in SEEDS if path not in flags):
-            values[section] = {k: v for k, v in (values.get(section) or {}).items() if k != name}
+    freed: tuple[str, ...] = SEEDS if flags.get("launch.seed") is not None else ()
+    freed += TUNED if flags.get("launch.tuning") == "auto" else ()
+    for section, _, name in (path.partition(".") for path in freed if path not in flags):
+        values[section] = {k: v for k, v in (values.get(section) or {}).items() if k != name}
     # A whole mapping comes before single keys of it.
     for path, value in sorted(flags.items(), key=lambda flag: flag[0].count(".")):
         _set(values, path, value)
@@ -283,21 +289,23 @@ def _tuples(value: Any, annotation: Any) -> Any:
     return value
 
 
-def _source(path: str, flags: Mapping[str, Any], in_file: set[str]) -> str:
+def _source(path: str, flags: Mapping[str, Any], in_file: set[str], tuned: bool) -> str:
+    """`tuned`: `launch.tuning` is auto."""
     if path in flags:
         return "flag"
     if any(flag.startswith(f"{path}.") for flag in flags):
         return "file and flags" if path in in_file else "flag"
-    if path in SEEDS and flags.get("launch.seed") is not None:
-        return "flag (launch.seed)"
+    setter = "launch.seed" if path in SEEDS else "launch.tuning" if tuned and path in TUNED else None
+    if setter is not None and flags.get(setter) is not None:
+        return f"flag ({setter})"
     if path in in_file:
         return "file"
-    if path in SEEDS and (seed := _source("launch.seed", flags, in_file)) != "default":
-        return f"{seed} (launch.seed)"
+    if setter is not None and (given := _source(setter, flags, in_file, tuned)) != "default":
+        return f"{given} ({setter})"
     return "default"
 
 
-def _sentence(error: ValidationError, values: Mapping[str, Any], flags: set[str], file: Path | None) -> str:
+def sentence(error: ValidationError, values: Mapping[str, Any], flags: set[str], file: Path | None) -> str:
     """The first error, as one sentence. `values`: what was validated."""
     errors = error.errors(include_url=False)
     first = errors[0]
@@ -346,7 +354,9 @@ def _short(value: Any) -> str:
 
 def nearest(path: str, spell: Callable[[str], str] = str) -> str:
     """' (did you mean buffer.capacity?)', or nothing when no field resembles `path`. A key of another system is told by
-    what sets the same here."""
+    what sets the same here, a field that was replaced by its successor."""
+    if path in REPLACED:
+        return f" (it was replaced by {spell(REPLACED[path])})"
     if theirs := field_for(path):
         return f" (here it is {spell(theirs)}; docs/reference/other-systems.md compares the keys)"
     if is_theirs(path):

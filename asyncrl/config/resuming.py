@@ -50,7 +50,7 @@ _FREE: Mapping[str, str] = {
     "model": "made_with",
     "env": "call_s max_reward workers worker_count retries max_failures failure_window on_failures",
     "actors": "count eval constraints engine engine_options slots max_slots top_p top_k min_p max_kept max_new_tokens "
-    "seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
+    "seed threads episode_idle_s episode_s episode_max_s drain_s",
     "buffer": "capacity staleness_limit staleness_lr requeue wait_s mask_min_kept sampler max_uses replay "
     "replay_priority replay_half_life replay_exponent replay_beta filters filter_max_ratio on_starved lease_s keep "
     "fsync fsync_interval_s commit_ms max_disk_gb turns turns_auto_s turn_max_kb",
@@ -61,7 +61,7 @@ _FREE: Mapping[str, str] = {
     "eval": "tasks samples greedy success sets every share stop_at patience keep_best final",
     "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb held_out",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
-    "memory_check seed",
+    "memory_check tuning seed",
     "ray": "address cpus resources environment",
 }
 
@@ -75,7 +75,8 @@ FIELDS: Mapping[Change, frozenset[str]] = {
     "branch": _named(_BRANCH),
     "free": _named(_FREE),
 }
-"""Every field of the config. `launch.seed` is free because the three seeds that it sets are compared themselves."""
+"""Every field of the config. `launch.seed` and `launch.tuning` are free because the fields that they set are compared
+themselves."""
 _RENDERING = ("actors.tool_calls", "actors.renderer", "actors.stop_token_ids")
 """They decide which ids a demonstration becomes, and which of them carry loss, whenever it is rendered."""
 ONLY_IF: Mapping[str, str] = {

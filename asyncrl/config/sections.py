@@ -116,7 +116,8 @@ class ActorsConfig(Section):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the engine."""
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
-    """Concurrent episodes of one actor; auto: as many as its engine has room for, at most `max_slots`."""
+    """Concurrent episodes of one actor; auto: as many as its engine has room for, at most `max_slots`, and under
+    `launch.tuning: auto` at most the number that is in force."""
     max_slots: int = Field(256, ge=1)
     """Maximum under `slots: auto`; the engine is set up for it."""
     temperature: float = Field(1.0, gt=0)
@@ -159,9 +160,6 @@ class ActorsConfig(Section):
     """Hard limit of an episode that keeps finishing turns, in seconds; 0: `episode_s`."""
     drain_s: float = Field(5.0, ge=0)
     """Seconds that an actor has, when it is stopped, to finish its episodes or hand them back."""
-    resume_episodes: bool = False
-    """When an actor stops, hand back unfinished episodes whose environment was not stepped yet, with the tokens sampled
-    so far; the next actor continues them (docs/how-to/engines.md). Otherwise they start over."""
 
     @property
     def truncated(self) -> bool:
@@ -241,8 +239,8 @@ class BufferConfig(Section):
     checkpoints, at 100% no new group is issued."""
     turns: Literal["off", "on", "auto"] = "off"
     """on: the turns of an episode are recorded as they are played, so that another actor continues at the turn where
-    one has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`. auto: on
-    for an environment whose episodes take long (`turns_auto_s`)."""
+    one has stopped (docs/how-to/long-episodes.md). off: an interrupted episode starts over. auto: on for an environment
+    whose episodes take long (`turns_auto_s`)."""
     turns_auto_s: float = Field(60.0, gt=0)
     """Under `turns: auto`: seconds that more than a tenth of an environment's last 100 episodes (at least 10) must
     exceed."""
@@ -404,6 +402,10 @@ class LaunchConfig(Section):
     """Seconds in which a process must report that it is ready."""
     stop_s: float = Field(20.0, gt=0)
     """Seconds that a process has to stop by itself before it is killed."""
+    tuning: Literal["off", "auto"] = "off"
+    """auto: the bound on staleness and the slots of the actors are chosen together while the run goes on
+    (docs/how-to/planning.md). Sets `buffer.max_staleness` and `actors.slots` to auto: those that the file does not set;
+    as a flag, those that no flag sets."""
     stall_s: float = Field(120.0, gt=0)
     """Seconds without progress after which the run reports who waits for whom, and writes every process's stacks."""
     on_stall: Literal["warn", "restart", "abort"] = "warn"

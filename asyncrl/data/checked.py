@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,12 @@ def check_members(source: Any, field: str, name: str) -> None:
         raise ConfigError(
             f"{field} is {name!r}, which made a {type(source).__name__} without {' and '.join(missing)}: add it "
             "(docs/how-to/data.md)."
+        )
+    coroutines = [method for method in ("task", "held_out") if inspect.iscoroutinefunction(getattr(source, method, 0))]
+    if coroutines:
+        raise ConfigError(
+            f"{field} is {name!r}, which made a {type(source).__name__} that defines {' and '.join(coroutines)} with "
+            "`async def`: write `def`; a source is asked by the buffer, which awaits nothing of it."
         )
 
 

@@ -98,10 +98,16 @@ def prepare(
 
 
 def check_and_launch(
-    config: Config, origin: Origin = NEW, *, stem: str = "run", opened: Callable[[RunFolder], None] = lambda _: None
+    config: Config,
+    origin: Origin = NEW,
+    *,
+    stem: str = "run",
+    opened: Callable[[RunFolder], None] = lambda _: None,
+    started: Preloaded | None = None,
 ) -> Outcome:
-    """`prepare` and `launch`; while the checks are made, another process imports what learner and actors need."""
-    with preloading(config) as preloaded:
+    """`prepare` and `launch`. While the checks are made, another process, which may be `started` already, imports what
+    learner and actors need."""
+    with preloading(config, started) as preloaded:
         return launch(prepare(config, origin, stem=stem), opened=opened, preloaded=preloaded)
 
 

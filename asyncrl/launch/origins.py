@@ -241,9 +241,6 @@ def _is_held(line: bytes, held: Witnessed, named: int) -> bool:
         if "stored" in fields:
             said = fields["stored"]
             return (said["group"], said["attempt"], said["digest"]) in held.scores
-        if "prefix" in fields:
-            said = fields["prefix"]
-            return (said["group"], said["index"], said["attempt"], said["digest"]) in held.prefixes
         if "turn" in fields:
             said = fields["turn"]
             names = ("branch", "group", "index", "attempt", "number", "form", "tokens")

@@ -147,7 +147,8 @@ class Evaluations:
         version = {} if played.version == (played.branch, played.due) else {"played_by": list(played.version)}
         reporter.event("eval", failed=played.failed, **about, **version, **counts)
         if played.failed:
-            why = f"{played.failed} episodes failed in their environment"
+            last = f"; the last one: {played.failure}" if played.failure else ""
+            why = f"{played.failed} {'episodes' if played.failed > 1 else 'episode'} failed in the environment{last}"
             reporter.event("eval_failed", why=why, **about)
         log.info("held-out set %s at version %d (%s): %s", played.name, played.due, label, counts)
 

@@ -49,10 +49,11 @@ class Session:
             self._waited_s, self._asked_at = time.perf_counter() - self._asked_at, None
         return reply
 
-    def waited_share(self, now: float) -> float:
-        """Share of the time since the last call, or since the session began, in which it waited for the last batch."""
+    def waited(self, now: float) -> tuple[float, float]:
+        """Seconds since the last call, or since the session began, and their share in which it waited for the last
+        batch."""
         passed, self._ended_at = now - self._ended_at, now
-        return min(1.0, self._waited_s / passed) if passed > 0 else 0.0
+        return max(0.0, passed), min(1.0, self._waited_s / passed) if passed > 0 else 0.0
 
     def ask(self, request: Callable[[], T]) -> T:
         """The buffer's answer, after an outage too. Raises its error once `launch.restart_window_s` is over, or when

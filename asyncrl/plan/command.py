@@ -17,9 +17,9 @@ from asyncrl.plan import table
 from asyncrl.plan.calibrate import System, calibrated
 from asyncrl.plan.fitting.fit import Fit, fit
 from asyncrl.plan.fitting.record import read
-from asyncrl.plan.grid import Grid, grid
+from asyncrl.plan.grid import Asked, Grid, grid
 from asyncrl.plan.playing.simulate import Length
-from asyncrl.plan.setting import Setting, domains, host_cores, refuse_supervised
+from asyncrl.plan.setting import Setting, domains, host_cores, refuse_supervised, splits
 from asyncrl.run_folder import RunFolder
 
 CALIBRATION = Length(4, 12)
@@ -34,6 +34,8 @@ class Options:
     seeds: int
     cores: int | None
     """Cores of the host; None: those of this one."""
+    gpus: int | None
+    """So many GPUs are divided between actors and the learner's ranks; None: those of the record stay."""
     as_json: bool
     write: Path | None
 
@@ -51,17 +53,23 @@ def plan(run: RunFolder, options: Options, own: Config | None = None) -> int:
     config = record.config
     auto, bound = record.mean("throughput/slots"), record.mean("staleness/bound")
     slots = None if auto is None else max(1, round(auto / max(1, config.actors.count)))
-    base = Setting.of(config, slots, None if bound is None else round(bound))
-    base = replace(base, actors=fitted.measured.actors)
+    fixed = Setting.of(config, slots, None if bound is None else round(bound))
+    fixed = replace(fixed, actors=fitted.measured.actors)
+    base = fixed.tuned(config) if config.launch.tuning == "auto" else fixed
     system = System(config, domains(config, options.cores or host_cores()))
-    times = calibrated(fitted, system, base, CALIBRATION)
+    times = calibrated(fitted, system, fixed, CALIBRATION)
+    machines = () if options.gpus is None else splits(config, options.gpus)
     found = grid(
-        system, times, base, options.given, steps=options.steps, seeds=options.seeds,
+        system, times, base, Asked(options.given, fixed, machines), steps=options.steps, seeds=options.seeds,
         note=lambda setting: print(f"plays {setting}", file=sys.stderr) if sys.stderr.isatty() else None,
     )  # fmt: skip
     changes, _ = table.changed_config(config, found)
+    as_json = json.dumps(table.as_json(fitted, found, changes), indent=2)
+    part = run.plan.with_suffix(".json.part")  # the report draws it
+    part.write_text(as_json)
+    part.replace(run.plan)
     if options.as_json:
-        print(json.dumps(table.as_json(fitted, found, changes), indent=2))
+        print(as_json)
     else:
         print("\n".join(_text(fitted, found, changes, config)))
     if options.write is not None:

@@ -13,12 +13,13 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.plan.calibrate import System
 from asyncrl.plan.fitting.fit import resampled
 from asyncrl.plan.playing.outcome import Outcome
 from asyncrl.plan.playing.simulate import Length
-from asyncrl.plan.setting import Setting
+from asyncrl.plan.setting import TUNED, Setting
 from asyncrl.plan.times import Times
 
 AS_GOOD = 0.05
@@ -65,19 +66,52 @@ class Grid:
     synchronous: Point | None
 
 
-def settings(base: Setting, given: Mapping[str, Sequence[Any]], slots_fixed: bool = False) -> list[Setting]:
-    """The settings of a grid: the product of the `given` values by dimension, or, without any, bounds from 0 on and one
-    change of every other dimension at a time."""
-    if given:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a grid is asked to try."""
+
+    given: Mapping[str, Sequence[Any]]
+    """Values by dimension."""
+    fixed: Setting | None = None
+    """What a base under `launch.tuning: auto` came to: bounds and slots are tried there. None: the base."""
+    machines: Sequence[tuple[int, int]] = ()
+    """Pairs of actors and ranks of the learner, each of which is tried with every other value; empty: the base's."""
+
+    @property
+    def names_tuned(self) -> bool:
+        """Whether values are asked for of what `launch.tuning: auto` chooses, or of itself."""
+        return bool({*TUNED, "tuning"} & self.given.keys())
+
+    @property
+    def kept(self) -> list[str]:
+        """Dimensions in which a pick must equal the base: those of machines and of what is learned from, and whether it
+        is tuned, unless they were asked for."""
+        machines = () if self.machines else ("actors", "ranks")
+        kept = [name for name in (*machines, *LEARNING) if name not in self.given]
+        return kept if self.names_tuned else [*kept, "tuning"]
+
+
+def settings(config: Config, base: Setting, asked: Asked, slots_fixed: bool = False) -> list[Setting]:
+    """The settings of a grid: the product of the values by dimension that are asked for, or, without any, bounds from 0
+    on and one change of every other dimension at a time."""
+    given, fixed = asked.given, asked.fixed or base
+    if given or asked.machines:
         names = [field.name for field in fields(Setting)]
-        values = [given.get(name, (getattr(base, name),)) for name in names]
-        found = [Setting(*each) for each in itertools.product(*values)]
-        return list(dict.fromkeys([base, *found]))
-    return list(dict.fromkeys([base, *_one_changed(base, slots_fixed)]))
+        around = fixed if asked.names_tuned else base
+        found = [
+            Setting(*each)
+            for one in (
+                replace(around, actors=a, ranks=r) for a, r in asked.machines or [(around.actors, around.ranks)]
+            )
+            for each in itertools.product(*(given.get(name, (getattr(one, name),)) for name in names))
+        ]
+        return list(dict.fromkeys([base, *(each.tuned(config) if each.tuning == "auto" else each for each in found)]))
+    tried = [fixed, *_one_changed(base, fixed, slots_fixed)] if base.tuning == "auto" else []
+    return list(dict.fromkeys([base, *(tried or _one_changed(base, fixed, slots_fixed))]))
 
 
-def _one_changed(base: Setting, slots_fixed: bool) -> Iterator[Setting]:
-    yield from (replace(base, max_staleness=s, every=min(base.every, s + 1)) for s in (0, 1, 2, 4, 8))
+def _one_changed(base: Setting, fixed: Setting, slots_fixed: bool) -> Iterator[Setting]:
+    yield from (replace(fixed, max_staleness=s, every=min(base.every, s + 1)) for s in (0, 1, 2, 4, 8))
     changes: dict[str, Sequence[Any]] = {
         "actors": (base.actors + 1, 2 * base.actors),
         "slots": () if slots_fixed else (max(1, base.slots // 2), 2 * base.slots),
@@ -93,7 +127,8 @@ def played(system: System, times: Times, setting: Setting, length: Length, seed:
     trajectories = setting.groups_per_step * system.config.learner.group_size * (length.warm_up + length.steps)
     factor = 1 if system.domains else thinning(setting, trajectories / MOST_PUTS)
     thin = replace(setting, actors=setting.actors // factor, groups_per_step=setting.groups_per_step // factor)
-    learner = replace(times.learner, per_token_s=times.learner.per_token_s * factor)
+    by_ranks = system.config.learner.ranks / setting.ranks  # each computes its share of the batch
+    learner = replace(times.learner, per_token_s=times.learner.per_token_s * factor * by_ranks)
     outcome, _ = system.play(replace(times, learner=learner), thin, length, seed)
     grown = ("tokens_per_s", "generated_per_s", "live_trajectories", "live_bytes", "bytes_per_step")
     return replace(outcome, **{name: getattr(outcome, name) * factor for name in grown})
@@ -117,7 +152,7 @@ def grid(
     system: System,
     times: Times,
     base: Setting,
-    given: Mapping[str, Sequence[Any]],
+    asked: Asked,
     *,
     steps: int,
     seeds: int,
@@ -129,10 +164,11 @@ def grid(
     variants = [times, *(resampled(times, Random(seed)) for seed in range(1, seeds))]
 
     def play(setting: Setting, seed: int) -> Outcome:
-        length = Length(2 * setting.max_staleness + 4, steps)
+        length = Length(setting.warm_up, steps)
         return played(system, variants[seed], setting, length, seed)
 
-    for setting in settings(base, given, system.config.actors.slots == "auto"):
+    slots_fixed = system.config.actors.slots == "auto"
+    for setting in settings(system.config, base, asked, slots_fixed):
         note(setting)
         try:
             outcome = play(setting, 0)
@@ -145,17 +181,17 @@ def grid(
             points[setting] = Point(setting, (outcome,))
     if base not in points:
         raise ConfigError(f"the recorded setting cannot be played ({base}): {refused[base]}")
-    for setting in {p.setting: None for p in _worth(list(points.values()), base, given)}:
+    for setting in {p.setting: None for p in _worth(list(points.values()), base, asked)}:
         more = tuple(play(setting, seed) for seed in range(1, seeds))
         points[setting] = replace(points[setting], outcomes=points[setting].outcomes + more)
     found = list(points.values())
-    pick = picked(found, base, given)
+    pick = picked(found, base, asked)
     return Grid(points[base], found, refused, front(found), pick, _synchronous(found, pick))
 
 
-def _worth(points: Sequence[Point], base: Setting, given: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
+def _worth(points: Sequence[Point], base: Setting, asked: Asked) -> Iterator[Point]:
     """The points that are played with every seed."""
-    pick = picked(points, base, given)
+    pick = picked(points, base, asked)
     yield from (p for p in points if p.setting in (base, pick.setting))
     yield from front(points)
     synchronous = _synchronous(points, pick)
@@ -174,16 +210,16 @@ def front(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def candidates(points: Sequence[Point], base: Setting, given: Mapping[str, Sequence[Any]]) -> list[Point]:
-    """The points that may be picked: as many actors as recorded, and the same batches, unless others were asked for."""
-    fixed = [name for name in ("actors", *LEARNING) if name not in given]
-    return [p for p in points if all(getattr(p.setting, name) == getattr(base, name) for name in fixed)]
+def candidates(points: Sequence[Point], base: Setting, asked: Asked) -> list[Point]:
+    """The points that may be picked: as many actors and ranks as recorded, the same batches, and tuned or not as
+    recorded, unless others were asked for."""
+    return [p for p in points if all(getattr(p.setting, name) == getattr(base, name) for name in asked.kept)]
 
 
-def picked(points: Sequence[Point], base: Setting, given: Mapping[str, Sequence[Any]]) -> Point:
+def picked(points: Sequence[Point], base: Setting, asked: Asked) -> Point:
     """The freshest of those within `AS_GOOD` of the fastest; the recorded one, if it is among them and a tenth of a
     training step at most behind in staleness."""
-    allowed = candidates(points, base, given)
+    allowed = candidates(points, base, asked)
     best = max(p.rate for p in allowed)
     fast = [p for p in allowed if p.rate >= (1 - AS_GOOD) * best]
     freshest = min(fast, key=lambda p: (round(p.staleness, 2), len(p.setting.changes(base)), -p.rate))
@@ -195,7 +231,8 @@ def _synchronous(points: Sequence[Point], pick: Point) -> Point | None:
     """The fastest point with the bound 0 and otherwise the machines and batches of the pick."""
     same = [
         p for p in points
-        if p.setting.max_staleness == 0 and p.setting.actors == pick.setting.actors
+        if p.setting.value("max_staleness") == 0 and p.setting.actors == pick.setting.actors
+        and p.setting.ranks == pick.setting.ranks
         and p.setting.groups_per_step == pick.setting.groups_per_step
     ]  # fmt: skip
     return max(same, key=lambda p: p.rate, default=None)

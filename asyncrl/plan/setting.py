@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.config.demonstrations import supervised
+from asyncrl.config.loading import sentence
+from asyncrl.config.rules.gpus import engine_gpus
 from asyncrl.errors import ConfigError
 from asyncrl.plan.times import Domain
 
@@ -20,8 +24,14 @@ FIELDS = {
     "max_staleness": "buffer.max_staleness",
     "every": "weights.every",
     "sampler": "buffer.sampler",
+    "tuning": "launch.tuning",
+    "ranks": "learner.ranks",
 }
 """The config's field of each dimension."""
+TUNED = ("slots", "max_staleness")
+"""What `launch.tuning: auto` chooses."""
+TUNED_AFTER = 20
+"""Training steps after which it counts as chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +43,13 @@ class Setting:
     max_staleness: int
     every: int
     sampler: str
+    tuning: str = "off"
+    """Under auto, `slots` and `max_staleness` are the limits."""
+    ranks: int = 1
 
     @classmethod
     def of(cls, config: Config, slots: int | None = None, bound: int | None = None) -> Setting:
-        """`slots`, `bound`: what `actors.slots: auto` and `buffer.max_staleness: auto` came to."""
+        """`slots`, `bound`: what `actors.slots: auto` and `buffer.max_staleness: auto` came to. It has them fixed."""
         given, fixed = config.actors.slots, config.buffer.max_staleness
         if fixed == "auto":
             fixed = config.buffer.staleness_limit if bound is None else bound
@@ -44,14 +57,31 @@ class Setting:
             max(1, config.actors.count - config.actors.eval),
             given if isinstance(given, int) else slots or config.actors.most_slots,
             config.learner.groups_per_step, fixed, config.weights.every, config.buffer.sampler,
+            ranks=config.learner.ranks,
         )  # fmt: skip
 
+    def tuned(self, config: Config) -> Setting:
+        """The same under `launch.tuning: auto`."""
+        most, limit = config.actors.max_slots, config.buffer.staleness_limit
+        return replace(self, tuning="auto", slots=most, max_staleness=limit)
+
+    @property
+    def warm_up(self) -> int:
+        """Training steps that are played before the first that counts."""
+        return TUNED_AFTER if self.tuning == "auto" else 2 * self.max_staleness + 4
+
+    def value(self, name: str) -> Any:
+        """What the config has for a dimension."""
+        return "auto" if self.tuning == "auto" and name in TUNED else getattr(self, name)
+
     def __str__(self) -> str:
-        return ", ".join(f"{FIELDS[name]} {getattr(self, name)}" for name in FIELDS)
+        usual = {"tuning": "off", "ranks": 1}
+        shown = [name for name in FIELDS if getattr(self, name) != usual.get(name)]
+        return ", ".join(f"{FIELDS[name]} {self.value(name)}" for name in shown)
 
     def changes(self, base: Setting) -> dict[str, Any]:
         """The config's fields in which it differs from another."""
-        return {field: getattr(self, n) for n, field in FIELDS.items() if getattr(self, n) != getattr(base, n)}
+        return {field: self.value(n) for n, field in FIELDS.items() if self.value(n) != base.value(n)}
 
 
 def config_with(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -67,8 +97,8 @@ def config_with(config: Config, changes: Mapping[str, Any]) -> Config:
         values["buffer"]["capacity"] = max(values["buffer"]["capacity"], needed)
     try:
         return Config.model_validate(values)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    except ValidationError as error:
+        raise ConfigError(sentence(error, values, set(), None)) from error
 
 
 def refuse_supervised(config: Config) -> None:
@@ -83,8 +113,9 @@ def refuse_supervised(config: Config) -> None:
 def rules_of(config: Config, setting: Setting) -> Rules:
     """The buffer's rules under a setting. Evaluations and limits of the disk are not played, and no lease lapses, since
     no process dies. Raises ConfigError."""
-    changes = setting.changes(Setting.of(config, setting.slots))
-    if config.buffer.max_staleness == "auto":
+    own = Setting.of(config, setting.slots)
+    changes = setting.changes(own.tuned(config) if config.launch.tuning == "auto" else own)
+    if config.buffer.max_staleness == "auto" and setting.tuning == "off":
         changes[FIELDS["max_staleness"]] = setting.max_staleness
     if "actors.count" in changes:
         changes["actors.count"] += config.actors.eval
@@ -117,6 +148,26 @@ def domains(config: Config, cores: int) -> list[Domain]:
             own, members = own | other[0], members | other[1]
         found.append((own, members))
     return [Domain(float(len(own)), frozenset(members)) for own, members in found]
+
+
+def splits(config: Config, gpus: int) -> list[tuple[int, int]]:
+    """How so many GPUs may be divided: (actors, ranks of the learner), each using all of them. Numbers of ranks are
+    powers of two, eighths of the GPUs, and the present one. Raises ConfigError."""
+    actor = config.launch.gpus.get("actor", float(engine_gpus(config)))
+    rank = config.launch.gpus.get("learner", 1.0)
+    if min(actor, rank) < 1:
+        raise ConfigError(
+            f"--gpus is {gpus}, and in the run an actor has {actor:g} GPUs and a rank of the learner {rank:g}: what "
+            "they would do on GPUs of their own is not in its record. Give a run whose roles have whole GPUs."
+        )
+    tried = {1 << k for k in range(gpus.bit_length())} | {gpus * k // 8 for k in range(1, 8)} | {config.learner.ranks}
+    left = {ranks: int(gpus - ranks * rank) for ranks in sorted(tried) if ranks}
+    found = [(rest // int(actor), ranks) for ranks, rest in left.items() if rest > 0 and rest % int(actor) == 0]
+    if not found:
+        raise ConfigError(
+            f"--gpus is {gpus}, which cannot be divided: an actor has {actor:g}, a rank of the learner {rank:g}."
+        )
+    return found
 
 
 def host_cores() -> int:

@@ -12,8 +12,8 @@ from asyncrl.plan.playing.outcome import Outcome
 from asyncrl.plan.setting import FIELDS, config_with
 
 _HEAD = (
-    "actors", "slots", "groups", "bound", "every", "sampler", "s/step", "tokens/s", "learner waits", "slots idle",
-    "staleness", "max", "dropped", ""
+    "actors", "ranks", "slots", "groups", "bound", "every", "sampler", "s/step", "tokens/s", "learner waits",
+    "slots idle", "staleness", "max", "dropped", ""
 )  # fmt: skip
 
 
@@ -53,7 +53,8 @@ def _row(p: Point, grid: Grid) -> tuple[str, ...]:
     marks = [name for name, point in (("recorded", grid.base), ("pick", grid.pick)) if point.setting == s]
     marks += ["front"] * any(point.setting == s for point in grid.front)
     return (
-        str(s.actors), str(s.slots), str(s.groups_per_step), str(s.max_staleness), str(s.every), s.sampler,
+        str(s.actors), str(s.ranks), str(s.value("slots")), str(s.groups_per_step), str(s.value("max_staleness")),
+        str(s.every), s.sampler,
         f"{p.mean('step_s'):.3g}", f"{p.rate:.0f}", f"{p.mean('learner_waits'):.0%}", f"{p.mean('slots_idle'):.0%}",
         f"{p.staleness:.2f}", f"{max(o.staleness_max for o in p.outcomes)}", f"{p.mean('dropped'):.1%}",
         " ".join(marks),
@@ -72,6 +73,11 @@ def verdict(grid: Grid, config: Config) -> list[str]:
             f"pick: {', '.join(f'{k} {v}' for k, v in pick.setting.changes(base.setting).items())}: "
             f"{pick.rate / base.rate - 1:+.0%} trained tokens/s, staleness {base.staleness:.2f} -> "
             f"{pick.staleness:.2f}, dropped {base.mean('dropped'):.1%} -> {pick.mean('dropped'):.1%}"
+        )
+    if pick.setting.ranks != base.setting.ranks:
+        lines.append(
+            "ranks are taken to share a batch without loss: what they tell each other, and the optimizer's part of a "
+            "step, were not measured with another number of them"
         )
     lines.append(_who_waits(pick))
     lines += _on_synchronous(grid, sure)

@@ -47,7 +47,7 @@ EDGES: dict[str, dict[str, int]] = {
 """Buckets of a token's turn in its row, and of its position in its turn, with the lowest of each, from 1."""
 
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
-WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "turns", "aborted", "masked")
+WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "turns", "aborted", "masked")
 RECORD_ENDS = (
     "kept", "continued", "longer", "stale", "anew", "failed", "diverged", "lost", "discarded_branch", "dropped",
 )  # fmt: skip
@@ -164,6 +164,7 @@ _TABLE: list[Series] = [
     Series("staleness/max", "steps", "largest over the trained tokens", "max"),
     Series("staleness/bound", "steps", "buffer.max_staleness; under auto that of the batch"),
     Series("staleness/target", "steps", "under buffer.max_staleness: auto, the bound under which groups are admitted"),
+    Series("throughput/slots_in_force", "tickets", "under launch.tuning: auto, those that one actor may hold"),
     Series("staleness/trained_tokens/{bucket}", "share", "trained tokens of the step, by staleness"),
     Series("staleness/in_queue/{bucket}", "groups", "complete groups that wait, by current staleness", "sum"),
     Series("staleness/in_flight/{bucket}", "groups", "incomplete groups, by current staleness", "sum"),

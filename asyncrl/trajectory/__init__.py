@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -78,9 +77,6 @@ class Ticket:
     seed: Count
     """Seed of this attempt's sampling and environment; differs between the attempts of one ticket."""
     lease_s: Finite
-    prefix: Row | None = None
-    """What an interrupted attempt at the first turn has left: the prompt, and behind it what was sampled, one token or
-    more. The episode goes on behind it (`actors.resume_episodes`)."""
     eval_set: str = ""
     """Name of the held-out set of an eval ticket."""
     durable: bool = False
@@ -108,17 +104,6 @@ class Row:
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-    def begins_with(self, other: Row) -> bool:
-        """Whether the arrays of `other` are the first entries of these."""
-        return len(self) >= len(other) and all(
-            np.array_equal(mine, theirs) for mine, theirs in zip_longest(self.first(len(other))._arrays, other._arrays)
-        )
-
-    def first(self, n: int) -> Row:
-        """Its first n tokens."""
-        kept = None if self.kept is None else self.kept.first(int(np.count_nonzero(self.mask[:n])))
-        return Row(self.token_ids[:n], self.mask[:n], self.logprobs[:n], self.versions[:n], kept)
 
     def digest(self) -> str:
         """32 hex digits over the arrays; see Trajectory.digest."""
@@ -162,9 +147,8 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens that the engine computed before it sampled, recomputation under new weights included, where it counts them
     per request (hf, vllm); otherwise the tokens of the prompt that the row did not hold yet."""
     sampled: Count
-    """Tokens that the engine sampled in this attempt: without a prefix that came with the ticket, and with what was cut
-    off behind an agent's stop string. Where turns are recorded (`buffer.turns`), those of the whole turn, in whichever
-    attempt, as are the seconds."""
+    """Tokens that the engine sampled, with what was cut off behind an agent's stop string. Where turns are recorded
+    (`buffer.turns`), those of the whole turn, in whichever attempt, as are the seconds."""
 
 
 MAX_STATE_BYTES = 64

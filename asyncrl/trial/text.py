@@ -17,12 +17,11 @@ def episode_line(number: int, of: int, episode: Tried | str) -> str:
     """One episode in one line."""
     if isinstance(episode, str):
         return f"episode {number} of {of}: failed: {episode}"
-    turns = episode.turns
-    sampled = [turn.tokens for turn in turns if turn.tokens is not None]
+    sampled = [turn.tokens for turn in episode.turns if turn.tokens is not None]
     tokens = f"{sum(sampled)} tokens sampled, " if sampled else ""
     return (
         f"episode {number} of {of}: reward {episode.reward:g}{_parts(episode.rewards)}, {episode.stop_reason}, "
-        f"{_count(len(turns), 'turn')}, {tokens}{episode.seconds:.2f} s"
+        f"{_count(episode.turn_count, 'turn')}, {tokens}{episode.seconds:.2f} s"
     )
 
 
@@ -31,7 +30,7 @@ def conversation(episode: Tried) -> Iterator[str]:
     turn = 0
     for piece in episode.pieces:
         turn += piece.policy
-        yield from _lines(f"turn {turn}" if piece.policy else piece.speaker, shortened(piece.text))
+        yield from _lines(f"{episode.said} {turn}" if piece.policy else piece.speaker, shortened(piece.text))
         for name, arguments in piece.calls:
             yield from _lines(
                 "", f"-> calls {name} {arguments}" if name else f"-> a call that is not read: {arguments}"
@@ -52,21 +51,21 @@ def summary(played: Sequence[Tried], failed: int, tasks: int, seconds: float) ->
     for name in sorted({name for each in played for name in each.rewards}):
         yield f"           {name}: {_spread([each.rewards[name] for each in played if name in each.rewards])}"
     turns = [turn for each in played for turn in each.turns]
-    yield f"  turns    {len(turns) / len(played):.1f} an episode"
-    yield from _costs(turns)
+    yield f"  turns    {sum(each.turn_count for each in played) / len(played):.1f} an episode"
+    yield from _costs(turns, max((each.said for each in played), key=len))
     ends = Counter(each.stop_reason for each in played)
     yield f"  ended    {', '.join(f'{reason} {count}' for reason, count in ends.most_common())}"
 
 
-def _costs(turns: Sequence[Piece]) -> Iterator[str]:
-    """Tokens and seconds of a turn, where they are known."""
+def _costs(turns: Sequence[Piece], each: str) -> Iterator[str]:
+    """Tokens and seconds of `each` turn or choice, where they are known."""
     if sampled := [turn.tokens for turn in turns if turn.tokens is not None]:
-        yield f"  tokens   {statistics.fmean(sampled):.1f} sampled a turn, at most {max(sampled)}"
+        yield f"  tokens   {statistics.fmean(sampled):.1f} sampled a {each}, at most {max(sampled)}"
     if records := [turn.record for turn in turns if turn.record]:
         generating = statistics.fmean(record.generate for record in records)
         waiting = statistics.fmean(record.environment or 0.0 for record in records)
         yield (
-            f"  seconds  {generating:.3f} generating a turn, {waiting:.3f} in the environment (all episodes at once)"
+            f"  seconds  {generating:.3f} generating a {each}, {waiting:.3f} in the environment (all episodes at once)"
         )
 
 

@@ -50,10 +50,18 @@ class Tried:
     seconds: float
     prefix_breaks: int | None
     """None: unknown, since an endpoint gives no tokens."""
+    turn_count: int
+    """As `env.max_turns` counts: a request of an agent is a turn, however many choices it asks for."""
 
     @property
     def turns(self) -> list[Piece]:
+        """What the policy said: a turn each, or a choice each."""
         return [piece for piece in self.pieces if piece.policy]
+
+    @property
+    def said(self) -> str:
+        """The word for one of `turns`."""
+        return "turn" if len(self.turns) <= self.turn_count else "choice"
 
 
 class Text(Protocol):
@@ -79,7 +87,7 @@ def of_trajectory(trajectory: Trajectory, text: Text, prefix_breaks: int) -> Tri
             pieces.append(Piece(text.decode(ids), True, "policy", *said, len(ids), record))
     return Tried(
         trajectory.task_id, trajectory.reward, trajectory.rewards, trajectory.metrics, trajectory.stop_reason,
-        tuple(pieces), trajectory.timings["total"], prefix_breaks,
+        tuple(pieces), trajectory.timings["total"], prefix_breaks, trajectory.turns,
     )  # fmt: skip
 
 
@@ -87,7 +95,8 @@ def of_chat(result: ChatResult, seconds: float) -> Tried:
     records = iter(result.turn_records)
     pieces = [_spoken(message, lambda: next(records, None)) for message in result.messages]
     return Tried(
-        result.task_id, result.reward, result.rewards, {}, result.stop_reason, tuple(pieces), seconds, None
+        result.task_id, result.reward, result.rewards, {}, result.stop_reason, tuple(pieces), seconds, None,
+        sum(piece.policy for piece in pieces),
     )  # fmt: skip
 
 

@@ -41,8 +41,8 @@ MAX_HEADER_BYTES = 4 << 20
 MAX_TRAJECTORY_HEADER_BYTES = 16 << 20
 """The same for a trajectory with as many turns as are recorded, and a state key at each."""
 MAX_ROWS = 4096
-FRAMES_OF_A_ROW = FRAMES_OF_A_PREFIX = 6
-"""Most frames of a row; and those of a prefix in a message."""
+FRAMES_OF_A_ROW = 6
+"""At most; without kept ids, those of `_ARRAYS`."""
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
 _DTYPE_OF: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for name, dtype in _ARRAYS}
 _DTYPES = [*_DTYPE_OF.values()]
@@ -168,31 +168,6 @@ def encode_row(row: Row) -> list[Frame]:
     if row.kept is not None:
         frames += [_bytes(x, dtype) for x, dtype in zip((row.kept.counts, row.kept.ids), _OF_KEPT, strict=True)]
     return frames
-
-
-def encode_prefix(row: Row) -> list[Frame]:
-    """The six frames of a prefix in a message: `encode_row`, with empty ones for kept ids where there are none."""
-    return [*encode_row(row), b"", b""][:FRAMES_OF_A_PREFIX]
-
-
-def decode_prefix(frames: Sequence[Frame]) -> Row:
-    """The inverse of `encode_row` for a prefix: context followed by sampled tokens. Raises WireError."""
-    if len(frames) not in (_PLAIN, FRAMES_OF_A_PREFIX) or not all(map(len, frames[:_PLAIN])):
-        raise WireError(f"a prefix has {_PLAIN} or {FRAMES_OF_A_PREFIX} frames, none of the first {_PLAIN} empty")
-    kept = frames[_PLAIN:] if any(map(len, frames[_PLAIN:])) else ()
-    row = _row(len(frames[0]) // _SIZES[0], [*frames[:_PLAIN], *kept], "prefix")
-    begins = int(row.mask.argmax())
-    if begins == 0 or not row.mask[begins:].all():
-        raise WireError("a prefix is a prompt and, behind it, what was sampled")
-    return row
-
-
-def decode_prefixes(frames: Sequence[Frame]) -> list[Row]:
-    """The prefixes in the frames of a message (`encode_prefix`). Raises WireError."""
-    each = FRAMES_OF_A_PREFIX
-    if len(frames) % each:
-        raise WireError(f"prefixes have {each} frames each, got {len(frames)} in all")
-    return [decode_prefix(frames[i : i + each]) for i in range(0, len(frames), each)]
 
 
 def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:

@@ -2,10 +2,12 @@
 
     python scripts/bench/plan.py             # the configurations of plan_configurations.yaml: predicted, then measured
     python scripts/bench/plan.py --only 4    # one of them, by its place
+    python scripts/bench/plan.py --resume    # those that an interrupted one has left
     python scripts/bench/plan.py --speed     # CPU seconds of a play of 50,000 trajectories of three turns
 
 Each base is run once and fitted; each configuration is predicted from its base before it is run. Prints the error of
-seconds per step, mean staleness and share of dropped groups, and writes bench/results/plan.json.
+seconds per step, mean staleness and share of dropped groups, and writes bench/results/plan.json; each is in
+bench/results/plan.part.json as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
+WORK = ROOT / "bench" / "work" / "plan"
+"""The runs."""
 BASE = {
     "actors.count": 1, "actors.slots": 32, "learner.groups_per_step": 8, "buffer.max_staleness": 2,
     "buffer.capacity": 1024, "buffer.keep": "all", "learner.lr": 0.0, "eval.tasks": 0, "tracking.rollouts": 0,
@@ -63,27 +67,53 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="places of the configurations, from 0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on with what plan.part.json and bench/work/plan have")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "plan.json")
     args = parser.parse_args()
     if args.speed:
         print(json.dumps(speed(args.seed), indent=1))
         return
-    from results import finish, keep
+    from results import finish, keep, kept
 
     chosen = yaml.safe_load(Path(__file__).with_name("plan_configurations.yaml").read_text())
-    rows: list[dict[str, Any]] = []
+    of_it = {"steps": args.steps, "seed": args.seed}
+    rows = measured_before(kept(args.out), of_it, chosen["configurations"]) if args.resume else []
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "machine": platform.processor()}
     fitted: dict[str, Any] = {}
     for place, configuration in enumerate(chosen["configurations"]):
-        if args.only is not None and place not in args.only:
+        if (args.only is not None and place not in args.only) or place in [row["place"] for row in rows]:
             continue
         base = configuration["base"]
         if base not in fitted:
-            fitted[base] = fit_of(launched(f"base-{base}", BASE | chosen["bases"][base], args.steps, args.seed + 100))
+            changes, seed = BASE | chosen["bases"][base], args.seed + 100
+            run = ended(f"base-{base}", changes, args.steps, seed) if args.resume else None
+            fitted[base] = fit_of(run or launched(f"base-{base}", changes, args.steps, seed))
         rows.append(compared(place, configuration, BASE | chosen["bases"][base], fitted[base], args))
         print(_line(rows[-1]), flush=True)
-        keep(args.out, {"machine": machine | {"load": os.getloadavg()}, "steps": args.steps, "rows": rows})
-    finish(args.out, {"machine": machine | {"load": os.getloadavg()}, "steps": args.steps, "rows": rows})
+        keep(args.out, of_it | {"machine": machine | {"load": os.getloadavg()}, "rows": rows})
+    finish(args.out, of_it | {"machine": machine | {"load": os.getloadavg()}, "rows": rows})
+
+
+def measured_before(found: Any, of_it: dict[str, int], configurations: list[Any]) -> list[dict[str, Any]]:
+    """The rows of an interrupted measurement with these steps and this seed, of configurations that are the same."""
+    if found is None:
+        return []
+    if (had := {name: found.get(name) for name in of_it}) != of_it:
+        raise SystemExit(f"--resume: what is there has {had}, asked for is {of_it}: give the same, or begin anew.")
+    rows: list[dict[str, Any]] = found["rows"]
+    return [row for row in rows if configurations[row["place"]] == row["configuration"]]
+
+
+def ended(name: str, changes: dict[str, Any], steps: int, seed: int) -> Path | None:
+    """A run that is there, whole, and has this configuration; None: there is none."""
+    from asyncrl.config import Config
+    from asyncrl.run_folder import RunFolder
+
+    run = WORK / name
+    if not (run / "summary.json").is_file():
+        return None
+    wanted = Config.load(ROOT / "configs" / "quickstart.yaml", _flags(name, changes, steps, seed))
+    return run if RunFolder.existing(run).load_config() == wanted else None
 
 
 def fit_of(run: Path) -> Any:
@@ -141,13 +171,11 @@ def _resolved(changes: dict[str, Any]) -> dict[str, Any]:
 
 def launched(name: str, changes: dict[str, Any], steps: int, seed: int, join: dict[str, int] | None = None) -> Path:
     """One `asyncrl launch`; gives its folder. With `join`, actors are added when it has reached that version."""
-    work = ROOT / "bench" / "work" / "plan"
+    work = WORK
     run = work / name
     shutil.rmtree(run, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
-    flags = _resolved(changes) | {
-        "learner.steps": steps, "launch.name": name, "launch.runs_dir": str(work), "launch.seed": seed,
-    }  # fmt: skip
+    flags = _flags(name, changes, steps, seed)
     words = [word for path, value in flags.items() for word in (f"--{path}", str(value))]
     command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(ROOT / "configs" / "quickstart.yaml"), *words]
     with (work / f"{name}.log").open("w") as log:
@@ -162,6 +190,13 @@ def launched(name: str, changes: dict[str, Any], steps: int, seed: int, join: di
                 process.terminate()
                 process.wait(60)
     return run
+
+
+def _flags(name: str, changes: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
+    """Fields over configs/quickstart.yaml."""
+    return _resolved(changes) | {
+        "learner.steps": steps, "launch.name": name, "launch.runs_dir": str(WORK), "launch.seed": seed,
+    }  # fmt: skip
 
 
 def _add(process: subprocess.Popen[bytes], run: Path, join: dict[str, int]) -> None:

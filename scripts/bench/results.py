@@ -19,5 +19,11 @@ def finish(out: Path, found: Any) -> None:
     _part(out).replace(out)
 
 
+def kept(out: Path) -> Any:
+    """What an interrupted measurement has left; None: nothing."""
+    part = _part(out)
+    return json.loads(part.read_text()) if part.is_file() else None
+
+
 def _part(out: Path) -> Path:
     return out.with_suffix(".part.json")

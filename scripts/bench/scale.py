@@ -8,12 +8,12 @@ of it goes through the sockets, the ledger and the disk that a run uses.
     trajectories/s   put and acknowledged, in a window after the warm-up; what the actors would have made is `offered`
     put              from the call to the acknowledgement, median and 99th percentile
     batch            a batch that is complete, asked for once more: the buffer's own time and the way
-    turn             with `--turn-s`: the same for each recorded sample and answer (buffer.turns)
+    turn             with `--turns on`: the same for each recorded sample and answer (buffer.turns)
     staleness        the largest of any trajectory in any batch; the bound is `--max-staleness`
     memory           of the buffer at the window's begin and end; cores of it, and of those that simulate
 
-`--actors 64 --slots 8 --speed 100`, with `--turn-s 4` and without: what recorded turns cost at one turn in four seconds
-x 512 slots.
+What recorded turns cost is measured by turns.py, with the same actors.
+
 Where the buffer takes a whole core, it is saturated; where those that simulate do, they are. From the buffer's CPU per
 trajectory follows how many GPUs one buffer carries. For memory there is one longer window (`--long`), whose slope is
 said. Prints what docs/explanation/scaling.md takes, as markdown; writes bench/results/scale.json. As it stands: five
@@ -33,14 +33,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import needs
 import numpy as np
 import psutil
 from results import finish, keep
@@ -55,9 +56,12 @@ from asyncrl.wire.turns import tools_digest
 ROOT = Path(__file__).parents[2]
 GROUP_SIZE = 8
 LONGEST = 16_384
+PROMPT = 1 / 8
+"""The share of an episode's tokens that is not sampled."""
 GPUS, GPU_TOKENS_PER_S = 1000, 1670
 """What 1,000 GPUs generate: 20 MB/s of trajectories at 12 bytes a token."""
 MEMORY_ACTORS = 128
+START_S = 120.0
 SATURATED = 0.8
 """Of what the actors would make, if put and tickets cost nothing: below it something is in their way."""
 Found = dict[str, Any]
@@ -75,11 +79,12 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=8.0)
     parser.add_argument("--long", type=float, default=75.0, help="length of one more window, at 128 actors, for memory")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that simulate")
-    parser.add_argument(
-        "--turn-s", type=float, default=0.0, help="seconds of one turn, which is recorded (buffer.turns); 0: off"
-    )
+    parser.add_argument("--turn-s", type=float, default=0.0, help="seconds of one turn; 0: an episode is one turn")
+    parser.add_argument("--turns", choices=["on", "off"], default="off", help="buffer.turns: each is recorded")
+    parser.add_argument("--buffer-core", type=int, help="only the buffer runs on this core; default: not bound")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "scale.json")
     options = parser.parse_args()
+    leave_to_the_buffer(options.buffer_core)
     rows: list[Found] = []
     found = {"machine": machine(), "options": vars(options) | {"out": str(options.out)}, "rows": rows}
     for actors in options.actors:
@@ -106,26 +111,30 @@ def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found
                 "max_staleness": options.max_staleness,
                 "lease_s": 600.0,
                 "max_disk_gb": 1000,
-                "turns": "on" if options.turn_s else "off",
+                "turns": options.turns,
             },
             "eval": {"tasks": 0},
             "env": {"max_tokens": LONGEST},
         }
     )
     context = multiprocessing.get_context("spawn")
-    with started(config) as (run, buffer):
+    with started(config, options.buffer_core) as (run, buffer):
         version, go, stop = context.Value("i", 0), context.Event(), context.Event()
         results: Any = context.Queue()
-        learner = context.Process(target=learn, args=(run.path, version, go, stop, results), daemon=True)
+        begun = context.Semaphore(0)
+        signs = version, begun, go, stop, results
+        learner = context.Process(target=learn, args=(run.path, *signs), daemon=True)
         shares = [range(i, actors, options.processes) for i in range(options.processes)]
         simulate = [
-            context.Process(target=play, args=(run.path, share, vars(options), version, go, stop, results), daemon=True)
+            context.Process(target=play, args=(run.path, share, vars(options), *signs), daemon=True)
             for share in shares
             if len(share)
         ]
         processes = [learner, *simulate]
         for process in processes:
             process.start()
+        if not all(begun.acquire(timeout=START_S) for _ in processes):
+            sys.exit(f"scale.py: a process that simulates did not begin within {START_S:.0f} s")
         time.sleep(options.warm_up)
         theirs = [psutil.Process(process.pid) for process in simulate]
         go.set()
@@ -153,7 +162,9 @@ def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found
         "offered_per_s": at_once * options.speed / options.tokens,
         "trajectories_per_s": len(puts) / seconds,
         "put_ms": quantiles(puts),
-        "turns_per_s": len(turns) / seconds,
+        "offered_tokens_per_s": at_once * options.speed * (1 - PROMPT),
+        "tokens_per_s": sum(s["tokens"] for s in said if "tokens" in s) / seconds,
+        "records_per_s": len(turns) / seconds,
         "turn_ms": quantiles(turns) if len(turns) else None,
         "batch_ms": quantiles(np.array(learned["batches"] or [math.nan])),
         "batch_trajectories": groups * GROUP_SIZE,
@@ -168,22 +179,25 @@ def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found
     }
 
 
-def play(path: Path, mine: range, options: Found, version: Any, go: Event, stop: Event, results: Any) -> None:
+def play(
+    path: Path, mine: range, options: Found, version: Any, begun: Any, go: Event, stop: Event, results: Any
+) -> None:
     """The actors of one process."""
-    done: list[float] = []
-    turns: list[float] = []
+    seen = Seen(go, stop)
 
     async def episode(client: AsyncBufferClient, name: str, ticket: Ticket, length: int, held: int) -> None:
         took = length / options["speed"]
         made = trajectory(ticket, name, length, held, turns_in(took, options))
-        await acted(client, ticket, made, took / made.turns, lambda sent: timed(sent, turns, go, stop))
-        await timed(client.put(made), done, go, stop)
+        await acted(client, ticket, made, took / made.turns, seen)
+        await seen.timed(client.put(made), seen.puts)
 
     async def actor(i: int) -> None:
         name, lengths = f"actor-{i}", np.random.default_rng(i)
         client = AsyncBufferClient(run.address("buffer"), identity=name, deadline_s=120)
         playing: set[asyncio.Task[None]] = set()
         await client.hello("actor")
+        if i == mine[-1]:
+            begun.release()
         while not stop.is_set():
             playing = {task for task in playing if not task.done()}
             free = options["slots"] - len(playing)
@@ -206,15 +220,33 @@ def play(path: Path, mine: range, options: Found, version: Any, go: Event, stop:
 
     run = RunFolder.existing(path)
     asyncio.run(all_of_them())
-    results.put({"puts": np.array(done), "turns": np.array(turns)})
+    results.put({"puts": np.array(seen.puts), "turns": np.array(seen.turns), "tokens": seen.tokens})
 
 
-async def timed(sent: Coroutine[Any, Any, str], seconds: list[float], go: Event, stop: Event) -> None:
-    """Waits for the acknowledgement; notes in the window how long that took."""
-    began = time.perf_counter()
-    await sent
-    if go.is_set() and not stop.is_set():
-        seconds.append(time.perf_counter() - began)
+@dataclass
+class Seen:
+    """What the actors of a process did in the window."""
+
+    go: Event
+    stop: Event
+    puts: list[float] = field(default_factory=list)
+    """Seconds of each, as those of the recorded turns."""
+    turns: list[float] = field(default_factory=list)
+    tokens: int = 0
+    """Sampled."""
+
+    async def timed(self, sent: Coroutine[Any, Any, str], seconds: list[float]) -> None:
+        """Waits for the acknowledgement; notes how long that took."""
+        began = time.perf_counter()
+        await sent
+        if self._in_window():
+            seconds.append(time.perf_counter() - began)
+
+    def sampled(self, tokens: int) -> None:
+        self.tokens += tokens if self._in_window() else 0
+
+    def _in_window(self) -> bool:
+        return self.go.is_set() and not self.stop.is_set()
 
 
 def turns_in(seconds: float, options: Found) -> int:
@@ -222,15 +254,14 @@ def turns_in(seconds: float, options: Found) -> int:
     return max(1, round(seconds / options["turn_s"])) if options["turn_s"] else 1
 
 
-async def acted(
-    client: AsyncBufferClient, ticket: Ticket, made: Trajectory, turn_s: float, timed: Callable[[Any], Awaitable[None]]
-) -> None:
+async def acted(client: AsyncBufferClient, ticket: Ticket, made: Trajectory, turn_s: float, seen: Seen) -> None:
     """The turns of an episode, in the time that they take; those of a durable ticket are recorded."""
     for record in records(made):
         if isinstance(record, RecordedSample):
             await asyncio.sleep(turn_s)
+            seen.sampled(len(record.token_ids))
         if ticket.durable:
-            await timed(client.turn(ticket.id, ticket.attempt, record))
+            await seen.timed(client.turn(ticket.id, ticket.attempt, record), seen.turns)
 
 
 def shape(options: Found) -> tuple[float, float]:
@@ -240,7 +271,7 @@ def shape(options: Found) -> tuple[float, float]:
 
 def trajectory(ticket: Ticket, name: str, length: int, held: int, turns: int) -> Trajectory:
     """Its sampled tokens are divided among so many turns."""
-    first = length // 8
+    first = int(length * PROMPT)
     turns = min(turns, length - first)
     edges = np.linspace(first, length, turns + 1).astype(int).tolist()
     mask = np.arange(length) >= first
@@ -264,7 +295,8 @@ def records(made: Trajectory) -> Iterator[Recorded]:
     (row,) = made.rows
     message = [{"role": "tool", "content": "x" * 1000}]
     yield RecordedReset(message, tools_digest([]))
-    spans = [turn.spans[0] for turn in made.turn_rewards] or [Span(0, len(row) // 8, len(row) - len(row) // 8)]
+    first = int(len(row) * PROMPT)
+    spans = [turn.spans[0] for turn in made.turn_rewards] or [Span(0, first, len(row) - first)]
     for number, span in enumerate(spans):
         of = slice(span.start, span.start + span.tokens)
         tokens = (row.token_ids[of], row.logprobs[of], row.versions[of])
@@ -272,13 +304,14 @@ def records(made: Trajectory) -> Iterator[Recorded]:
         yield RecordedAnswer(number, message, made.reward / made.turns, number + 1 == len(spans))
 
 
-def learn(path: Path, version: Any, go: Event, stop: Event, results: Any) -> None:
+def learn(path: Path, version: Any, begun: Any, go: Event, stop: Event, results: Any) -> None:
     run = RunFolder.existing(path)
     batches: list[float] = []
     staleness = versions = b = 0
     with closing(BufferClient(run.address("buffer"), identity="learner", deadline_s=120)) as buffer:
         incarnation = buffer.start(0, 0, None).incarnation
         buffer.published(incarnation, 0, 0, "0")
+        begun.release()
         while not stop.is_set():
             reply = buffer.batch(incarnation, b, 0, 1, wait_s=0.5)
             if reply.state != "ready":
@@ -296,13 +329,25 @@ def learn(path: Path, version: Any, go: Event, stop: Event, results: Any) -> Non
     results.put({"batches": batches, "staleness": staleness, "versions": versions})
 
 
+def leave_to_the_buffer(core: int | None) -> None:
+    """Run on the other cores, with all that this process starts but the buffer."""
+    if core is None:
+        return
+    needs.program("taskset", of="scale.py", remedy="install util-linux, or leave out --buffer-core")
+    others = os.sched_getaffinity(0) - {core}
+    if not others:
+        sys.exit(f"--buffer-core {core} leaves no core to those that simulate: leave it out")
+    os.sched_setaffinity(0, others)
+
+
 @contextmanager
-def started(config: Config) -> Iterator[tuple[RunFolder, psutil.Process]]:
-    """The buffer process."""
+def started(config: Config, core: int | None) -> Iterator[tuple[RunFolder, psutil.Process]]:
+    """The buffer process, bound to that core."""
     work = Path(tempfile.mkdtemp(prefix="asyncrl-scale-"))
     run = RunFolder.create(work / "run", config)
+    bound = [] if core is None else ["taskset", "-c", str(core)]
     with (work / "log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "asyncrl.buffer", str(run.path)], stderr=log)
+        process = subprocess.Popen([*bound, sys.executable, "-m", "asyncrl.buffer", str(run.path)], stderr=log)
     try:
         with closing(BufferClient(run.address("buffer"), identity="bench", deadline_s=120)) as client:
             client.status()

@@ -20,7 +20,7 @@ from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
-from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, Ticket, TicketId, Trajectory
 from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
@@ -37,7 +37,6 @@ class FakeBuffer:
         self.stored: list[Trajectory] = []
         self.failed: list[tuple[TicketId, int, str, str]] = []
         self.released: list[Lease] = []
-        self.prefixes: list[Row | None] = []
         self.turns: list[tuple[TicketId, int, Recorded]] = []
         self.turn_outcome: Any = "stored"
         self.outcome: Any = "stored"
@@ -45,6 +44,8 @@ class FakeBuffer:
         """Raised by `fail`."""
         self.silent = 0
         self.hold: tuple[int, int] | None = None
+        self.slots: int | None = None
+        """Told with every reply (`launch.tuning: auto`)."""
 
     async def hello(self, role: str) -> dict[str, Any]:
         assert role == "actor"
@@ -64,7 +65,7 @@ class FakeBuffer:
         lent, self.free = self.free[:credits], self.free[credits:]
         if not lent:
             await asyncio.sleep(wait_s / 10)
-        return TicketReply(lent, "" if lent else "nothing to do", self.hold)
+        return TicketReply(lent, "" if lent else "nothing to do", self.hold, slots=self.slots)
 
     async def put(self, trajectory: Trajectory) -> Any:
         if self.silent:
@@ -90,9 +91,8 @@ class FakeBuffer:
         if self.refuses is not None:
             raise self.refuses
 
-    async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
+    async def release(self, actor: str, leases: Sequence[Lease]) -> None:
         self.released += leases
-        self.prefixes += prefixes
 
 
 class FakeSubscriber:
@@ -147,7 +147,6 @@ class Stage:
                 "actors": {
                     "slots": options.get("slots", 4),
                     "drain_s": options.get("drain_s", 0.2),
-                    "resume_episodes": options.get("resume", False),
                     "max_new_tokens": 10,
                 }
             }

@@ -12,7 +12,7 @@ from asyncrl.actors.ack_log import AckLog
 from asyncrl.audit.actor_logs import read_acks
 from asyncrl.buffer.record import from_record, to_record
 from asyncrl.trajectory import LogHead
-from tests.buffer.tickets.test_prefixes import prefix
+from tests.buffer.tickets.test_turns import sample
 from tests.learner.tiny import random_trajectory
 
 MADE = random_trajectory(0, 0, np.random.default_rng(0), rows=2, versions=(3, 5))
@@ -57,12 +57,12 @@ def test_the_audit_reads_what_was_announced_and_the_same_heads(tmp_path: Path) -
     log.write(first)
     log.close()
     log = AckLog(path)  # the actor starts again
-    log.hand_back((MADE.id, 1), prefix())
+    log.recorded((MADE.id, 1), sample(0))
     second = log.announce(MADE)
     assert log.head == second.logged
     log.close()
     found = read_acks(path)
-    assert (found.missing, found.unreadable, len(found.acks), len(found.prefixes)) == ([], [], 1, 1)
+    assert (found.missing, found.unreadable, len(found.acks), len(found.turns)) == ([], [], 1, 1)
     for made in (first, second):
         assert made.logged is not None
         assert found.heads[made.logged.line] == made.logged.digest

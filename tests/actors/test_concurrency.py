@@ -57,6 +57,18 @@ def test_it_settles_around_what_fits() -> None:
     assert max(seen[100:]) <= 100 + STEP
 
 
+def test_what_the_buffer_said_counts_where_it_is_less_than_what_the_engine_has_room_for() -> None:
+    tuned = Config.model_validate({"launch": {"tuning": "auto"}, "actors": {"max_slots": 90}})
+    concurrency = Concurrency.of(tuned)
+    assert (concurrency.slots, concurrency.limit) == (90, 90), "the buffer decides before it has said anything"
+    concurrency.told = 30
+    assert (concurrency.slots, concurrency.free(7), concurrency.free(31)) == (30, 23, 0)
+    concurrency.adjust(30, stats(preempted=1.0))
+    assert (concurrency.slots, concurrency.limit) == (20, 20), "a third of what was played, whatever the maximum"
+    concurrency.told = 12
+    assert concurrency.slots == 12
+
+
 @given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1), st.integers(0, 3), st.integers(0, 2)), max_size=60))
 def test_it_stays_within_its_bounds(looks: list[tuple[int, float, int, int]]) -> None:
     concurrency, preempted = auto(40), 0.0

@@ -1,16 +1,23 @@
-"""An actor that is stopped: episodes finish, tickets are released, with a prefix where a first turn was interrupted."""
+"""An actor that is stopped: episodes finish, tickets are released, interrupted turns of durable ones are recorded."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.actors.envs.protocol import Turn
+from asyncrl.trajectory import Ticket
+from asyncrl.trajectory.turns import RecordedSample, ids_digest
 from tests.actors.actor_stage import Stage, act, until
 from tests.actors.fakes import SAID, CutEngine, FakeEngine, FakeEnv, FakeRenderer, ticket
+
+
+def durable(index: int) -> Ticket:
+    return replace(ticket(index), durable=True)
 
 
 def test_told_to_stop_it_drains_then_gives_back(tmp_path: Path) -> None:
@@ -38,19 +45,21 @@ def test_told_to_stop_it_drains_then_gives_back(tmp_path: Path) -> None:
     act(scenario)
 
 
-def test_told_to_stop_it_hands_back_what_was_sampled_in_first_turns(tmp_path: Path) -> None:
+def test_told_to_stop_it_hands_over_what_was_sampled_in_first_turns(tmp_path: Path) -> None:
+    """Also where the environment could not continue behind a step."""
+
     async def scenario() -> None:
-        s = Stage(tmp_path, [ticket(i) for i in range(3)], resume=True, drain_s=0.2, engine=CutEngine(2))
+        s = Stage(tmp_path, [durable(i) for i in range(3)], drain_s=0.2, engine=CutEngine(2))
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: len(s.engine.running) == 3)
         s.stop.set()
         await running
         assert sorted(lease[0].index for lease in s.buffer.released) == [0, 1, 2]
+        assert sorted(id.index for id, _, _ in s.buffer.turns) == [0, 1, 2]
         prompt = FakeRenderer().render_initial([{"role": "system", "content": "Hello"}], [])
-        for prefix in s.buffer.prefixes:
-            assert prefix is not None
-            assert prefix.token_ids.tolist() == prompt + SAID[:2]
-            assert prefix.mask.tolist() == [False] * len(prompt) + [True] * 2
+        for _, _, record in s.buffer.turns:
+            assert isinstance(record, RecordedSample)
+            assert (record.partial, record.prompt, record.token_ids.tolist()) == (True, ids_digest(prompt), SAID[:2])
         assert s.buffer.failed == []
         assert s.reporter.sent["throughput/tokens_wasted/aborted"] == 0
         assert all(env.closed == 1 and env.heard == [] for env in s.envs)
@@ -58,21 +67,23 @@ def test_told_to_stop_it_hands_back_what_was_sampled_in_first_turns(tmp_path: Pa
     act(scenario)
 
 
-@pytest.mark.parametrize(("resume", "said"), [(True, 0), (False, 2)])
-def test_without_a_token_or_without_the_option_tickets_go_back_bare(tmp_path: Path, resume: bool, said: int) -> None:
+@pytest.mark.parametrize(("ticket", "said"), [(durable(0), 0), (ticket(0), 2)], ids=["no token", "not durable"])
+def test_without_a_token_or_without_durable_turns_tickets_go_back_bare(
+    tmp_path: Path, ticket: Ticket, said: int
+) -> None:
     async def scenario() -> None:
-        s = Stage(tmp_path, [ticket(0)], resume=resume, drain_s=0.1, engine=CutEngine(said))
+        s = Stage(tmp_path, [ticket], drain_s=0.1, engine=CutEngine(said))
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: bool(s.engine.running))
         s.stop.set()
         await running
         assert [lease[0].index for lease in s.buffer.released] == [0]
-        assert s.buffer.prefixes in ([], [None])
+        assert s.buffer.turns == []
 
     act(scenario)
 
 
-def test_an_environment_that_was_stepped_is_not_handed_over(tmp_path: Path) -> None:
+def test_a_first_turn_that_was_stepped_is_not_handed_over_where_the_environment_cannot_continue(tmp_path: Path) -> None:
     async def scenario() -> None:
         engine = FakeEngine(lambda *_: SAID)
 
@@ -81,12 +92,12 @@ def test_an_environment_that_was_stepped_is_not_handed_over(tmp_path: Path) -> N
                 await asyncio.sleep(60)
                 return Turn(done=True)
 
-        s = Stage(tmp_path, [ticket(0)], resume=True, drain_s=0.1, engine=engine, env=lambda: Slow([]))
+        s = Stage(tmp_path, [durable(0)], drain_s=0.1, engine=engine, env=lambda: Slow([]))
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: bool(engine.said))
         s.stop.set()
         await running
-        assert s.buffer.prefixes == [None]
+        assert ([lease[0].index for lease in s.buffer.released], s.buffer.turns) == ([0], [])
 
     act(scenario)
 
@@ -97,11 +108,11 @@ def test_an_engine_that_does_not_answer_holds_up_no_actor_that_leaves(tmp_path: 
             await asyncio.sleep(600)
 
     async def scenario() -> None:
-        s = Stage(tmp_path, [ticket(0)], resume=True, drain_s=0.2, engine=Deaf(2))
+        s = Stage(tmp_path, [durable(0)], drain_s=0.2, engine=Deaf(2))
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: bool(s.engine.running))
         s.stop.set()
         await running
-        assert s.buffer.prefixes == [None]
+        assert ([lease[0].index for lease in s.buffer.released], s.buffer.turns) == ([0], [])
 
     act(scenario)

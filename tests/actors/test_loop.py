@@ -55,6 +55,29 @@ def test_an_actor_that_plays_more_than_it_has_slots_by_now_asks_for_nothing(tmp_
     act(scenario)
 
 
+def test_the_slots_in_force_come_with_the_next_reply(tmp_path: Path) -> None:
+    """More of them: it asks for more. Fewer: it plays what it has, and asks for nothing until that is less."""
+
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(i, group=g) for g in range(5) for i in range(4)])
+        s.engine.gate = asyncio.Event()
+        s.buffer.slots = 3
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: len(s.actor.tickets.playing) == 4)  # as many as it asked for before it was told
+        s.buffer.slots = 2
+        asked = len(s.buffer.credits)
+        await asyncio.sleep(0.1)
+        assert len(s.buffer.credits) == asked
+        s.engine.gate.set()
+        await until(lambda: s.actor.tickets.counts.episodes == 20)
+        assert max(s.buffer.credits[asked + 1 :]) == 2
+        await until(lambda: s.reporter.sent.get("throughput/slots") == 2)
+        s.stop.set()
+        await running
+
+    act(scenario)
+
+
 def test_a_put_is_sent_again_until_it_is_acknowledged(tmp_path: Path) -> None:
     async def scenario() -> None:
         s = Stage(tmp_path, [ticket()])

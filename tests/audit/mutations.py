@@ -21,8 +21,7 @@ PER_COLUMN = 3
 WORDS: dict[str, tuple[Any, ...]] = {
     "groups.state": ("in_flight", "waiting", "assigned", "trained", "dropped"),
     "groups.reason": (None, "stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch"),
-    "attempts.ended": (None, "stored", "late", "lapsed", "released", "handed_back", "failed", "revoked", "lost"),
-    "prefixes.ended": (None, "continued", "anew", "longer", "stale", "failed", "discarded_branch", "dropped"),
+    "attempts.ended": (None, "stored", "late", "lapsed", "released", "failed", "revoked", "lost"),
     "turns.form": ("reset", "partial", "sample", "summary", "answer"),
     "turns.ended": (
         None,

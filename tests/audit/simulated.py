@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.audit.actor_logs import read_logs
 from asyncrl.audit.chain import read_head
@@ -17,6 +19,7 @@ from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import read_score_logs
 from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
 from asyncrl.buffer.bounds.automatic import Auto
+from asyncrl.buffer.bounds.slots import SlotLimits
 from asyncrl.buffer.client.messages import GroupLease, Told
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.replaying import PRIORITIES, Replaying
@@ -44,7 +47,6 @@ from tests.buffer.fakes import (
 )
 from tests.buffer.scoring.fakes import SCORED, lease, scores
 from tests.buffer.scoring.fakes import bring as put_scores
-from tests.buffer.tickets.test_prefixes import prefix
 from tests.buffer.tickets.test_turns import RESET, answer, episode, played, record, sample
 
 
@@ -108,10 +110,10 @@ class Simulated:
                 self.log.recorded((ticket.id, ticket.attempt), each)
         self.buffer.logged("actor-0", self.log.head)
 
-    def hand_back(self, ticket: Ticket) -> None:
-        lease, sampled = (ticket.id, ticket.attempt), prefix()
-        self.log.hand_back(lease, sampled)
-        self.buffer.release("actor-0", [lease], prefixes={0: sampled})
+    def hand_over(self, ticket: Ticket) -> None:
+        """The actor leaves amid the first turn."""
+        self.record(ticket, [sample(0, self.buffer.ledger.history.published or 0, stop_reason="abort")])
+        self.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
 
     def step(self, outcome: Any = "applied") -> None:
         b = len(self.done)
@@ -209,7 +211,7 @@ class Simulated:
         r["eval_sets"] = rules(**self.rules).eval_sets
         taken = (
             "filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing", "replay",
-            "demonstrations_per_step", "auto", "scored", "durable", "turns_auto_s",
+            "demonstrations_per_step", "auto", "tuning", "scored", "durable", "turns_auto_s",
         )  # fmt: skip
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -241,12 +243,12 @@ class Simulated:
 
 
 def interrupted(folder: Path) -> Simulated:
-    """The buffer was opened again, attempts failed or were handed back, a filter dropped groups, a step was refused."""
+    """The buffer was opened again, attempts failed or were released, a filter dropped groups, a step was refused."""
     run = Simulated(folder, more, filters=(zero_variance,), filter_max_ratio=1.0, env_retries=0, eval_tasks=2)
     first = run.issue(8)
     run.put(first[0])
     run.put(first[0])
-    run.hand_back(first[1])
+    run.buffer.release("actor-0", [(first[1].id, first[1].attempt)])
     run.buffer.fail("actor-0", first[2].id, first[2].attempt, "env_error", "away")
     for ticket in first[4:]:
         run.put(ticket, 1.0 if ticket.id.group == 2 else None)
@@ -447,7 +449,7 @@ def recorded(folder: Path) -> Simulated:
 
 
 def branched(folder: Path) -> Simulated:
-    """A branch began while groups were in flight: they went on with a stored trajectory, a prefix and turns, of which
+    """A branch began while groups were in flight: they went on with a stored trajectory and turns, of which
     some were too late; one had a trajectory that was too late."""
     run = Simulated(folder, durable=True, max_staleness=3)
     first = run.issue(8)
@@ -455,7 +457,7 @@ def branched(folder: Path) -> Simulated:
         run.put(ticket)
     for ticket in first[5:7]:
         run.record(ticket, episode(1))
-    run.hand_back(first[7])
+    run.hand_over(first[7])
     run.step()
     run.checkpoint()
     run.record(first[6], [sample(1, 1), answer(1)])
@@ -473,8 +475,12 @@ def branched(folder: Path) -> Simulated:
     for ticket in tickets:
         if ticket.turns and ticket.id.group < 4:
             samples = [r for r in ticket.turns if isinstance(r, RecordedSample)]
-            run.record(ticket, [sample(len(samples), 1)])
-            run.put_made(played(ticket, [*samples, sample(len(samples), 1)]))
+            begun = samples.pop() if samples[-1].partial else None
+            last = sample(len(samples), 1, tokens=4)
+            if begun is not None:  # of the turn in which the actor left
+                last = replace(last, versions=np.append(begun.versions, last.versions[-1:]))
+            run.record(ticket, [last])
+            run.put_made(played(ticket, [*samples, last]))
         elif ticket.id.group < 6:
             run.put(ticket)
     run.step()
@@ -529,6 +535,48 @@ def automatic(folder: Path) -> Simulated:
     rounds(4, 1.0)
     run.checkpoint()
     return run
+
+
+def tuned(folder: Path) -> Simulated:
+    """The slots were raised, and stayed over deaths of the buffer and a branch; a ticket was given back late."""
+    run = Simulated(folder, auto=Auto(2, 4, 1), max_staleness=4, tuning=SlotLimits(1, 12, 3))
+
+    def fill() -> None:
+        while len(waiting(run)) < RULES["groups_per_step"]:
+            tickets = run.issue(20)
+            assert tickets, "nothing is admitted, and a batch is not full"
+            for ticket in tickets:
+                run.put(ticket)
+
+    def rounds(count: int, waited: float) -> None:
+        run.told = Told(waited, 1.0, 1e-3, 2.0)
+        for _ in range(count):
+            fill()
+            run.now += 1.0
+            run.step()
+
+    rounds(3, 0.6)
+    run.checkpoint()
+    rounds(2, 0.6)
+    run.kill()
+    rounds(2, 0.1)
+    run.fork(3, 3)
+    rounds(6, 0.0)
+    fill()
+    lent = run.issue(20)
+    rounds(1, 0.0)
+    run.buffer.release("actor-0", [(lent[0].id, 0)])
+    for ticket in lent[1:]:
+        run.put(ticket)
+    run.checkpoint()
+    run.kill()
+    rounds(6, 0.0)
+    run.checkpoint()
+    return run
+
+
+def waiting(run: Simulated) -> list[Any]:
+    return [group for group in run.buffer.ledger.live.values() if group.state == "waiting"]
 
 
 def taught(folder: Path) -> Simulated:
@@ -587,5 +635,6 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "branched": branched,
     "measured": measured,
     "auto": automatic,
+    "tuned": tuned,
     "taught": taught,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,8 @@ import pytest
 from asyncrl.audit.checks import violations
 from asyncrl.buffer.batches import batches
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.turns import Turns
-from asyncrl.trajectory import Ticket
 from tests.audit.simulated import Simulated
-from tests.buffer.fakes import trajectory
-from tests.buffer.tickets.test_prefixes import prefix
 from tests.buffer.tickets.test_turns import RESET, played, sample
 
 
@@ -28,15 +23,6 @@ def fork_that_drops_nothing(ledger: Ledger, b: int, version: int, why: str) -> N
 
 def found(run: Simulated) -> list[str]:
     return [str(v) for v in violations(run.evidence())]
-
-
-def play(run: Simulated, ticket: Ticket) -> None:
-    """Goes on with the ticket's prefix, if it has one."""
-    if ticket.prefix is None:
-        run.put(ticket)
-    else:
-        kept = ticket.prefix.versions[ticket.prefix.mask].tolist()
-        run.put_made(replace(trajectory(ticket, (*kept, 2)), rows=(ticket.prefix,)))
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -53,44 +39,12 @@ def test_no_group_has_a_trajectory_of_a_version_that_was_left(
     run.fork(1, 1)
     for _ in range(3 * trained):
         for ticket in run.issue(8):
-            play(run, ticket)
+            run.put(ticket)
         run.step()
     said = f"trajectory 0.{one.id.group}.0, lent on branch 0, has version 2; branch 1 began at version 1, and"
     texts = found(run)
     assert any(said in text for text in texts) == broken
     assert broken or texts == []
-
-
-@pytest.mark.parametrize("ended", ["kept", "continued", "longer"])
-@pytest.mark.parametrize("broken", [False, True])
-def test_no_prefix_of_a_version_that_was_left_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool, ended: str
-) -> None:
-    if broken:
-        monkeypatch.setattr(Prefixes, "forked", lambda self, version: None)
-    run = Simulated(tmp_path, max_staleness=3)
-    run.rounds(2)
-    _, two = run.issue(2)
-    hand_back(run, two, (2, 2))
-    run.fork(1, 1)
-    for _ in range(3 * (ended != "kept")):
-        for ticket in run.issue(8):
-            if ticket.prefix is not None and ended == "longer":
-                hand_back(run, ticket, (2, 2, 2))
-                (ticket,) = run.issue(1)
-            play(run, ticket)
-        run.step()
-    said = f"the prefix of attempt 0 at trajectory 0.{two.id.group}.1 has a token of version 2, and went on on a branch"
-    assert run.buffer.tickets.carried.prefixes.counts[ended if broken else "discarded_branch"]
-    texts = found(run)
-    assert any(said in text for text in texts) == broken
-    assert broken or texts == []
-
-
-def hand_back(run: Simulated, ticket: Ticket, versions: tuple[int, ...]) -> None:
-    lease, sampled = (ticket.id, ticket.attempt), prefix(versions)
-    run.log.hand_back(lease, sampled)
-    run.buffer.release("actor-0", [lease], prefixes={0: sampled})
 
 
 @pytest.mark.parametrize("ended", ["kept", "continued", "longer"])

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -23,7 +22,6 @@ from asyncrl.audit.checks.history import batches_hold_what_was_there, history
 from asyncrl.audit.checks.logs import acknowledgements, loss
 from asyncrl.audit.checks.references import rows
 from asyncrl.audit.checks.replays import replays
-from asyncrl.audit.checks.stored.prefixes import prefixes
 from asyncrl.audit.checks.tasks.curriculum import curriculum
 from asyncrl.audit.checks.tasks.draws import draws, prompts_drawn_again_were_dropped
 from asyncrl.audit.ledger import LedgerRows
@@ -36,7 +34,6 @@ from tests.audit.simulated import awaited
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
 from tests.buffer.tickets.test_lengths import cut
-from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix
 
 
 def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> Iterator[str]:
@@ -54,7 +51,6 @@ def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> 
     yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
     files = PayloadFiles(folder / "payloads")
     yield from payloads(ledger, files.read)
-    yield from prefixes(ledger, files.read)
     files.close()
 
 
@@ -177,49 +173,6 @@ def test_a_group_of_which_the_disk_lost_something_is_whole_in_a_batch_that_was_n
         assert said == "batch 0 of branch 0 holds group 1, which was not complete on its branch"
         left = replace(changed, batches=[replace(batch, released=True) for batch in changed.batches])
         assert list(batches_hold_what_was_there(left, ([], [], []))) == []
-
-
-def test_what_continued_a_prefix_may_be_lost_to_the_disk_also_where_its_own_attempt_did(tmp_path: Path) -> None:
-    """An actor that does not stop puts the attempt whose prefix it has handed back."""
-    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
-    learner(buffer)
-    (ticket,) = issue(buffer)
-    hand_back(buffer, ticket, prefix())
-    t = trajectory(ticket, (0, 0, 0))
-    put(buffer, t)
-    buffer.commit(0)
-    buffer.database.close()
-    (segment,) = (tmp_path / "payloads").glob("*.segment")
-    segment.write_bytes(b"")
-    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
-    assert buffer.lost_to_disk == 1
-    learner(buffer)
-    buffer.commit(0)
-    buffer.database.close()
-    account = read_ledger(tmp_path)
-    assert [(p.attempt, p.ended) for p in account.prefixes] == [(0, "continued")]
-    ack = Ack(0, t.id.group, t.id.index, 0, t.digest())
-    assert list(found(tmp_path, FakeSource(), [ack], BOUNDS)) == []
-    assert loss(account, ack) == "disk"
-
-
-@pytest.mark.parametrize(("digest", "said"), [(None, []), ("another", ["does not begin with it"])])
-def test_what_continued_a_prefix_begins_with_it(tmp_path: Path, digest: str | None, said: list[str]) -> None:
-    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
-    learner(buffer)
-    hand_back(buffer, issue(buffer)[0], prefix())
-    (ticket,) = issue(buffer)
-    put(buffer, trajectory(ticket, (0, 0, 0)))
-    if digest is not None:
-        buffer.database.write("UPDATE prefixes SET digest = ?", (digest,))
-    buffer.commit(0)
-    buffer.database.close()
-    ledger = read_ledger(tmp_path)
-    assert [p.ended for p in ledger.prefixes] == ["continued"]
-    files = PayloadFiles(tmp_path / "payloads")
-    problems = list(prefixes(ledger, files.read))
-    files.close()
-    assert [words for words, problem in zip(said, problems, strict=True) if words not in problem] == []
 
 
 MANY_SEGMENTS = """

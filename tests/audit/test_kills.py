@@ -16,7 +16,13 @@ from tests.audit.real_run import fake_actor
 from tests.buffer.processes import BufferProcess
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(4, marks=pytest.mark.system),
+        pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+)
 def test_the_audit_holds_after_every_kill(tmp_path: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(kills)
     added = Path(__file__).with_name("added_rows.py")

@@ -133,7 +133,7 @@ def test_a_log_is_cut_behind_the_last_line_that_the_checkpoint_holds() -> None:
     assert covered([b"nonsense", *lines], held, "a") == [b"nonsense", *lines[:3]]
     assert covered(lines, Witnessed(), "a") == []
     assert covered(lines, Witnessed(lines={"a": 1, "b": 3}), "a") == lines[:2]
-    odd = [b"[]", b"1", b'{"n": 0, "put": 1}', b'{"n": 0, "prefix": {"group": []}}', b'{"n": "1"}', b"\xff"]
+    odd = [b"[]", b"1", b'{"n": 0, "put": 1}', b'{"n": 0, "turn": {"group": []}}', b'{"n": "1"}', b"\xff"]
     assert covered(odd, held, "a") == []
 
 
@@ -159,19 +159,19 @@ def _evaluated(run: Simulated) -> None:
     run.evaluate()
 
 
-def _handed_back(run: Simulated) -> None:
-    run.hand_back(run.issue(1)[0])
+def _handed_over(run: Simulated) -> None:
+    run.hand_over(run.issue(1)[0])
 
 
-@pytest.mark.parametrize("last", [_told_how_far_the_log_is, _stored, _a_first_line, _evaluated, _handed_back])
+@pytest.mark.parametrize("last", [_told_how_far_the_log_is, _stored, _a_first_line, _evaluated, _handed_over])
 def test_the_logs_of_a_fork_have_what_its_ledger_was_told(tmp_path: Path, last: Callable[[Simulated], None]) -> None:
-    source = Simulated(tmp_path / "source", eval_tasks=2)
+    source = Simulated(tmp_path / "source", eval_tasks=2, durable=True)
     source.rounds(1)
     last(source)
     source.checkpoint()
     before = {log.name: log.read_bytes() for log in (source.folder / "acks").iterdir()}
     source.rounds(1)
-    source.hand_back(source.issue(1)[0])
+    source.hand_over(source.issue(1)[0])
     source.evaluate()
     checkpoint = source.folder / "step-000001"
     (tmp_path / "acks").mkdir()

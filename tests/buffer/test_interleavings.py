@@ -29,6 +29,7 @@ from asyncrl.audit.checks.drops import (
 from asyncrl.audit.checks.history import attempts_end_once, attempts_were_lent_with_published_weights
 from asyncrl.audit.checks.lengths import lengths
 from asyncrl.audit.checks.replays import replays
+from asyncrl.audit.checks.slots import slots
 from asyncrl.audit.checks.stored.turns import turns
 from asyncrl.audit.checks.tasks.curriculum import curriculum
 from asyncrl.audit.payloads import PayloadFiles
@@ -49,6 +50,7 @@ from tests.buffer.tickets import test_turns as recorded_turns
 from tests.buffer.tickets.test_turns import played
 
 ACTORS = ("a", "b")
+DECIDED = "SELECT serial, bound, measures, target, next_bound, since, why, slots, lent, slots_why FROM batches"
 
 
 class Interleavings(Promises):
@@ -145,7 +147,7 @@ class Interleavings(Promises):
             assert last.batch == sum(batch.outcome is not None for batch in ledger.line)
             # What was replayed is drawn again from the ledger, and every end of a used group follows from it.
             taken = {n: self.options[n] for n in ("max_uses", "max_staleness", "over_age", "mask_min_kept")}
-            rest = {n: self.options[n] for n in ("replay", "auto") if n in self.options}
+            rest = {n: self.options[n] for n in ("replay", "auto", "tuning") if n in self.options}
             recorded = {n: self.options[n] for n in ("durable", "turns_auto_s")}
             bounds = Bounds(groups_per_step=2, **taken, **rest, **recorded)
             assert list(lengths(ledger, (bounds,))) == []
@@ -154,6 +156,7 @@ class Interleavings(Promises):
             # Every use is within the bound of its batch, every bound and every drop follows from what was decided.
             assert list(staleness(ledger, bounds)) == []
             assert list(bounds_of_batches(ledger, (bounds,))) == []
+            assert list(slots(ledger, (bounds,))) == []
             assert list(stale_groups_were_too_old(ledger, (bounds,))) == []
             # Attempts are of the branch whose weights they were lent with; what a branch could have produced stays.
             assert list(discarded_groups_were_left_behind(ledger, ())) == []
@@ -175,16 +178,14 @@ class Interleavings(Promises):
             self.said[ticket.id, ticket.attempt] = [*ticket.turns]
 
     def made(self, data: Any, ticket: Ticket) -> Trajectory:
-        """With a prefix or recorded turns it goes on behind them, or starts over."""
+        """With recorded turns it goes on behind them, or starts over."""
         samples = [r for r in self.said[ticket.id, ticket.attempt] if isinstance(r, RecordedSample)]
         if samples and data.draw(st.integers(0, 3)):
             return replace(played(ticket, samples), timings={"total": data.draw(st.sampled_from([0.5, 2.0]))})
-        kept = ticket.prefix if ticket.prefix is not None and data.draw(st.booleans()) else None
-        before = [] if kept is None else kept.versions[kept.mask].tolist()
-        first = max([ticket.min_version[1], *before])
+        first = ticket.min_version[1]
         last = max(first, self.buffer.ledger.history.recorded_version)
         versions = sorted(data.draw(st.lists(st.integers(first, last), min_size=1, max_size=3)))
-        return trajectory(ticket, (*before, *versions), float(data.draw(st.integers(0, 1))))
+        return trajectory(ticket, tuple(versions), float(data.draw(st.integers(0, 1))))
 
     @rule(data=st.data())
     def play(self, data: Any) -> None:
@@ -268,7 +269,7 @@ class Interleavings(Promises):
         reason = "abort" if partial else "stop"
         return recorded_turns.sample(number, max(version, ticket.min_version[1]), stop_reason=reason)
 
-    @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew", "hand back", "hand back"]))
+    @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew"]))
     def give_up(self, data: Any, how: str) -> None:
         if not self.tickets:
             return
@@ -280,10 +281,6 @@ class Interleavings(Promises):
             elif how == "release":
                 with suppress(Refused):  # of another actor
                     self.buffer.release(actor, [(ticket.id, ticket.attempt)])
-            elif how == "hand back":
-                row = self.made(data, ticket).rows[0]
-                with suppress(Refused):  # of a version that was left, or of another actor
-                    self.buffer.release(actor, [(ticket.id, ticket.attempt)], prefixes={0: row})
             elif how == "renew":
                 self.buffer.renew(self.now, actor, [(ticket.id, ticket.attempt)])
         self.commit()
@@ -338,10 +335,10 @@ class Interleavings(Promises):
         if self.buffer.ledger.history.branch == self.branch:
             batch = self.buffer.ledger.history.line[self.ready]
             self.fixed.setdefault(self.ready, (batch.groups, batch.replay))
-        decided = self.sql("SELECT serial, bound, measures, target, next_bound, since, why FROM batches")
+        decided = self.sql(DECIDED)
         assert self.buffer.finished(self.incarnation, self.ready, outcome, self.told(), self.now + 9) == version
         self.commit()
-        again = self.sql("SELECT serial, bound, measures, target, next_bound, since, why FROM batches")
+        again = self.sql(DECIDED)
         assert again == decided, "a repeat decides nothing"
         self.ready = None
         self.publish()

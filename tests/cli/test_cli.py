@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ import yaml
 from asyncrl import cli
 from asyncrl.cli import dispatch
 from asyncrl.config import Config
+from asyncrl.launch.backends import preloaded
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State
@@ -26,7 +29,8 @@ QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     before = list(sys.path)
     try:
-        with pytest.raises(SystemExit) as end:
+        # The imports that a launch begins with would only be thrown away: most of these launches are refused.
+        with patch.object(preloaded, "early", lambda _: contextlib.nullcontext()), pytest.raises(SystemExit) as end:
             cli.main(words)
     finally:
         sys.path[:] = before
@@ -83,7 +87,8 @@ def test_a_dry_run_prints_every_value_with_its_source_and_starts_nothing(
         (["stray"], "--config stray: there is no such file"),
         (["quickstrt"], "(did you mean quickstart?)"),
         (["none.yml"], "--config none.yml: No such file"),
-        (["--dry-run", "verl.yaml"], "a configuration comes first, as in asyncrl launch verl.yaml"),
+        (["--dry-run", "verl.yaml"], "actor_rollout_ref in verl.yaml is not a field"),
+        (["--dry-run", "a.yaml", "b.yaml"], "a configuration comes first, as in asyncrl launch a.yaml"),
         (["quickstart", "stray"], "'stray' belongs to no flag"),
         (["quickstart", "calculator"], "'calculator' belongs to no flag: a configuration comes first"),
         (["--config", "c.yaml", "--resume", "r"], "--resume"),
@@ -145,12 +150,20 @@ def test_the_config_may_come_first_and_a_key_of_the_options_is_a_flag(
     assert yaml.safe_load(out)["env"]["options"] == {"tool_latency_s": 0.5}
 
 
+def test_the_config_may_follow_flags(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "mine.yaml").write_text("learner: {groups_per_step: 7}\nlaunch: {try_reset: false}\n")
+    code, out, err = call(capsys, "launch", "--dry-run", "mine.yaml", "--learner.group-size", "3")
+    assert code == 0, err
+    assert (yaml.safe_load(out)["learner"]["groups_per_step"], yaml.safe_load(out)["learner"]["group_size"]) == (7, 3)
+
+
 def test_a_configuration_that_comes_with_asyncrl_is_named_without_its_option(
     capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:
     for words in (
         ["launch", "quickstart", "--print", "slurm"],
         ["launch", "--config", "quickstart", "--print", "slurm"],
+        ["launch", "--print", "slurm", "quickstart"],
     ):
         code, out, err = call(capsys, *words)
         assert (code, "groups_per_step: 24" in out) == (0, True), err
@@ -240,23 +253,55 @@ def test_an_option_before_the_command_is_told(capsys: pytest.CaptureFixture[str]
     assert "the command comes first, as in asyncrl launch --config" in sentence(err)
 
 
-@pytest.mark.parametrize("file", ["random.py", "yaml.py"])
-def test_a_file_that_hides_a_module_is_named(here: Path, file: str) -> None:
-    (here / file).write_text("mine = 1\n")
-    program = "from asyncrl.cli import main; main(['launch', 'quickstart', '--print', 'slurm'])"
-    words = [sys.executable, "-P", "-c", program]
+@pytest.mark.parametrize("file", ["random.py", "torch.py", "yaml.py", "typing.py", "threading.py", "dataclasses/"])
+@pytest.mark.parametrize("program", [["-m", "asyncrl"], ["-P", "-c", "from asyncrl.cli import main; main()"]])
+def test_a_file_that_hides_a_module_is_named(here: Path, file: str, program: list[str]) -> None:
+    path = here / file / "__init__.py" if file.endswith("/") else here / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine = 1\n")
+    words = [sys.executable, *program, "launch", "quickstart", "--print", "slurm"]
     done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"{file} in this folder hides the module of this name that asyncrl needs" in sentence(done.stderr)
-    done = subprocess.run(
-        [*words[:-1], program.replace("'slurm'", "'slurm', '--debug'")],
-        cwd=here,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    named = file.rstrip("/")
+    assert f"{named} in this folder hides the module of this name that asyncrl needs: rename" in sentence(done.stderr)
+
+
+def test_a_file_that_hides_a_package_of_some_runs_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "datasets.py").write_text("mine = 1\n")
+    (here / "rows.json").write_text('[{"prompt": "a", "ground_truth": "b"}]')
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    words = ["--data.source", "datasets", "--data.options.path", "rows.json", "--env.name", "single_turn"]
+    try:
+        code, _, err = call(capsys, "launch", *words, "--env.options.score", "exact_match")
+        assert code == 1
+        assert "datasets.py in this folder hides the module of this name that asyncrl needs (Attr" in sentence(err)
+    finally:
+        sys.modules.pop("datasets", None)  # this file's
+
+
+def test_files_that_hide_nothing_are_left_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("code.py", "score.py", "tests.py", "random.txt"):
+        (here / name).write_text("mine = 1\n")
+    (here / "logging").mkdir()  # a folder without __init__.py
+    code, _, err = call(capsys, "launch", "quickstart", "--print", "slurm")
+    assert code == 0, err
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_the_modules_that_a_run_imports_are_those_that_a_file_may_not_hide() -> None:
+    program = (
+        "import sys; import asyncrl.cli.dispatch, asyncrl.launch.api, asyncrl.tracking.collector;"
+        "import asyncrl.learner.__main__, asyncrl.actors.__main__, asyncrl.actors.engines.hf.engine;"
+        "import asyncrl.buffer.__main__, asyncrl.weights.__main__, transformers.models.auto.modeling_auto;"
+        "from asyncrl.cli.hidden import PACKAGES, UNUSED, hiding; hidden = set(hiding(list(PACKAGES)));"
+        "print(sorted(UNUSED & set(sys.modules)), sorted(hidden - set(sys.modules)))"
     )
-    assert "Traceback" in done.stderr
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=ENVIRONMENT)
+    assert done.stdout == "[] []\n", done.stderr
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ def test_the_committed_configs_are_valid() -> None:
         ("bufer: {capacity: 2}", ["bufer", "did you mean buffer"]),
         ("learner: {max_staleness: 2}", ["learner.max_staleness", "did you mean buffer.max_staleness"]),
         ("zzz: 1", ["zzz in", "is not a field"]),
+        (
+            "actors: {resume_episodes: true}",
+            ["actors.resume_episodes in", "is not a field (it was replaced by buffer.turns)"],
+        ),
         ("5: x", ["5 in"]),
         ("buffer: 3", ["buffer in", "3", "expected a section"]),
         ("buffer: {capacity: many}", ["buffer.capacity", "'many'", "expected a valid integer"]),
@@ -151,6 +156,48 @@ def test_one_seed_for_all_as_a_flag_stands_over_the_file_s_seeds(tmp_path: Path)
     c = sourced.config
     assert (c.data.seed, c.actors.seed, c.learner.seed) == (7, 2, 7)
     assert (sourced.sources["data.seed"], sourced.sources["actors.seed"]) == ("flag (launch.seed)", "flag")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "chosen", "sources"),
+    [
+        ("launch: {tuning: auto}", {}, ("auto", "auto"), ("file (launch.tuning)", "file (launch.tuning)")),
+        ("", {"launch.tuning": "auto"}, ("auto", "auto"), ("flag (launch.tuning)", "flag (launch.tuning)")),
+        (
+            "buffer: {max_staleness: 3}\nactors: {slots: 5}",
+            {"launch.tuning": "auto"},
+            ("auto", "auto"),
+            ("flag (launch.tuning)", "flag (launch.tuning)"),
+        ),
+        (
+            "launch: {tuning: auto}\nbuffer: {max_staleness: auto}",
+            {},
+            ("auto", "auto"),
+            ("file", "file (launch.tuning)"),
+        ),
+        ("launch: {tuning: auto}", {"launch.tuning": "off"}, (2, 64), ("default", "default")),
+        ("launch: {tuning: off}\nactors: {slots: 5}", {}, (2, 5), ("default", "file")),
+    ],
+)
+def test_tuning_sets_bound_and_slots_and_their_source(
+    tmp_path: Path, text: str, flags: dict[str, Any], chosen: tuple[Any, Any], sources: tuple[str, str]
+) -> None:
+    sourced = load(Config, write(tmp_path, text), flags)
+    assert (sourced.config.buffer.max_staleness, sourced.config.actors.slots) == chosen
+    assert (sourced.sources["buffer.max_staleness"], sourced.sources["actors.slots"]) == sources
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("launch: {tuning: auto}\nbuffer: {max_staleness: 3}", "launch.tuning is auto and buffer.max_staleness 3"),
+        ("launch: {tuning: auto}\nactors: {slots: 5}", "launch.tuning is auto and actors.slots 5"),
+        ("launch: {tuning: auto}\nenv: {group_score: 'm:f'}", "env.group_score 'm:f'"),
+    ],
+)
+def test_what_tuning_cannot_work_with_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(Config, write(tmp_path, text), {})
 
 
 def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:

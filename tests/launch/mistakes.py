@@ -2,8 +2,10 @@
 
 # mypy: ignore-errors
 import asyncio
+import functools
 import os
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 from asyncrl import Environment, ToolEnvironment, Turn
@@ -34,6 +36,40 @@ class SyncReset(Environment):
         return Turn(done=True)
 
 
+class SyncStep(Fine):
+    def step(self, message):
+        return Turn(done=True)
+
+
+class SyncClose(Fine):
+    def close(self):
+        pass
+
+
+def timed(method):
+    @functools.wraps(method)
+    def called(*args):
+        return method(*args)
+
+    return called
+
+
+class HandedOn(Fine):
+    """Plain functions that give awaitables."""
+
+    @timed
+    async def reset(self, task):
+        return await super().reset(task)
+
+    def step(self, message) -> Awaitable[Turn]:
+        return super().step(message)
+
+
+class Closes(Fine):
+    async def close(self):
+        Path("closed").touch()  # noqa: ASYNC240
+
+
 class NeedsColumn(Environment):
     async def reset(self, task):
         return [{"role": "user", "content": task["question"]}]
@@ -45,6 +81,11 @@ class NeedsColumn(Environment):
 class Hangs(NeedsColumn):
     async def reset(self, task):
         await asyncio.sleep(100)
+
+
+class Observation(Fine):
+    async def reset(self, task):
+        return [{"role": "observation", "content": "It rains."}]
 
 
 class Text(NeedsColumn):
@@ -170,9 +211,19 @@ class Long(Source):
         return {"id": f"t{i}", "prompt": "word " * 3000, "ground_truth": "1"}
 
 
+class AsyncTask(Source):
+    async def task(self, i):
+        return {"id": f"t{i}", "prompt": "x"}
+
+
 class Texts(Source):
     def task(self, i):
         return "What is 1 + 1?"
+
+
+class ShareGPT(Source):
+    def task(self, i):
+        return {"id": f"t{i}", "prompt": [{"role": "human", "content": "What is 1 + 1?"}], "ground_truth": "2"}
 
 
 class BadMessages(Source):

@@ -45,6 +45,7 @@ def test_without_a_best_export_the_run_fails_and_says_what_is_missing(run: RunFo
     assert "step-000003, is missing: a --resume from before its step writes it again" in ended.why
 
 
+@pytest.mark.system
 def test_the_set_is_played_by_the_command_and_its_failure_names_it(run: RunFolder) -> None:
     """The export holds no model here: the command's own sentence is given."""
     with_best(run)

@@ -36,6 +36,13 @@ def test_a_row_that_the_model_cannot_take_stops_the_launch(tmp_path: Path) -> No
         check_demonstrations(config(written(tmp_path / "bad.jsonl", chats)))
 
 
+def test_a_role_that_the_chat_template_does_not_know_stops_the_launch(tmp_path: Path) -> None:
+    chats = [turns(2 * n) for n in range(60)]
+    chats[55] = {"messages": [said("human", "x"), said("assistant", "y")]}
+    with pytest.raises(ConfigError, match=r"bad\.jsonl line 56 .* has the role 'human', .*: write user"):
+        check_demonstrations(config(written(tmp_path / "bad.jsonl", chats)))
+
+
 def test_without_demonstrations_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.launch.checks.first_demonstrations.build_renderer", None)
     check_demonstrations(Config())

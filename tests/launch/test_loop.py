@@ -242,6 +242,7 @@ def test_ranks_share_one_budget(run: RunFolder, launch: Launch) -> None:
     assert gone(run) == []
 
 
+@pytest.mark.system
 def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", actor_0="die")
     out, _ = launcher.communicate(timeout=100)

@@ -40,7 +40,15 @@ def scored(name: str, score: str = "score") -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an environment without methods": (env("NoMethods"), "a class without reset and step and close"),
     "an environment without step": (env("NoStep"), "a class without step: an environment has `async def reset(self"),
-    "reset is a plain function": (env("SyncReset"), "environment.reset: it is a plain function, which returned"),
+    "reset is a plain function": (env("SyncReset"), "a class that defines reset with `def`: write `async def`"),
+    "step is a plain function": (env("SyncStep"), "a class that defines step with `def`: write `async def`"),
+    "close is a plain function": (env("SyncClose"), "a class that defines close with `def`: write `async def`"),
+    "a role of ShareGPT in the data": (
+        scored("ShareGPT"), "a message has the role 'human', which the model's chat template does not know: write user"
+    ),
+    "a role that the template does not know": (
+        env("Observation"), "has the role 'observation', which the model's chat template does not know: write system, "
+    ),
     "reset reads a column that is not there": (
         env("NeedsColumn"), "environment.reset: KeyError: 'question' (mistakes.py, line "
     ),
@@ -64,12 +72,21 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a source without members": (source("NoMembers"), "without a method `task(index)` and a method `held_out(index)`"),
     "a source without held_out": (source("NoHeldOut"), "without a method `held_out(index)` and an attribute"),
     "tasks without a prompt": (source("NoPrompt"), "a task without 'prompt': its keys are id, question"),
+    "a source that is asynchronous": (source("AsyncTask"), "that defines task with `async def`: write `def`"),
     "a source that raises": (source("Raises"), "KeyError: 'missing' (mistakes.py, line "),
     "tasks that are texts": (source("Texts"), "a str: expected a mapping with `id` and `prompt`"),
     "a prompt that is a list of texts": (source("BadMessages"), "whose prompt is ['a', 'b']: expected a text"),
     "a task with a Python object": (source("Unpackable"), "which no ticket can carry"),
     "ground_truth is null": (scored("NullTruth"), "has no ground_truth, which the score score needs"),
     "tasks without ground_truth": (scored("Source"), "its keys are id, prompt. Map a column with"),
+    "a source of a mix without ground_truth": (
+        {"data": {"source": "mix", "options": {"sources": {
+            "a": {"source": "lookup"}, "b": {"source": "mistakes.py:Source"}}}},
+         "env": {"name": "mix", "options": {"envs": {
+             "a": {"name": "lookup"},
+             "b": {"name": "single_turn", "options": {"score": "mistakes.py:score"}}}}}},
+        "has no ground_truth, which the score score needs",
+    ),
     "prompts longer than a row": (scored("Long"), "has a prompt of 15000 tokens, and env.max_tokens"),
     "an engine that is not installed": ({"actors": {"engine": "vllm"}}, "is 'vllm', which is not installed here: pip"),
     "an engine's name misspelt": ({"actors": {"engine": "vlllm"}}, "is 'vlllm': expected one of hf, vllm"),
@@ -102,8 +119,8 @@ def test_a_mistake_is_told_before_anything_starts(mistake: str, here: Path) -> N
 
 @pytest.mark.parametrize(
     "config",
-    [env("agent"), source("Source"), scored("Source", "score_default"), {}],
-    ids=["agent", "env", "score", "quickstart"],
+    [env("agent"), source("Source"), scored("Source", "score_default"), env("HandedOn"), {}],
+    ids=["agent", "env", "score", "handed on", "quickstart"],
 )
 def test_what_is_right_passes(config: dict[str, Any]) -> None:
     assert prepare(Config.model_validate(config)).warnings == ()
@@ -113,6 +130,19 @@ def test_a_row_that_raises_is_a_warning() -> None:
     (warning,) = prepare(Config.model_validate(source("RaisesOnce"))).warnings
     assert warning.startswith("1 of the first 40 tasks cannot be played")
     assert "ZeroDivisionError: division by zero (mistakes.py, line " in warning
+
+
+@pytest.mark.parametrize("mistake", ["reset reads a column that is not there", "tasks without ground_truth"])
+def test_a_dry_run_tells_it_too(mistake: str) -> None:
+    config, words = CASES[mistake]
+    with pytest.raises(ConfigError) as told:
+        prepare(Config.model_validate(config), checks="all")
+    assert words in str(told.value)
+
+
+def test_the_environment_of_the_trial_is_closed(here: Path) -> None:
+    prepare(Config.model_validate(env("Closes")))
+    assert (here / "closed").exists()
 
 
 def test_the_trial_of_reset_can_be_left_out() -> None:

@@ -17,6 +17,7 @@ NET = f"10.77.{os.getpid() % 250}"
 PORT = 6399
 ENVIRONMENT = {
     **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_raylet_start_wait_time_s": "120",

@@ -130,7 +130,8 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path, reference: Any)
     assert sorted(g for d in done for g in d.groups) == list(range(16)), "the groups of all shares"
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.system), 2])
+@pytest.mark.system
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_after_the_death_of_all_another_number_goes_on(tmp_path: Path, reference: Any, ranks: int) -> None:
     first = on_ranks(2, tmp_path / "first", rank, tmp_path, a_config(2), False, {}, 3, joined=False)
     assert first[0]["asked"][-1] == 3

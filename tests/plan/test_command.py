@@ -14,6 +14,7 @@ from asyncrl.buffer.rules import Rules
 from asyncrl.cli.dispatch import main
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.report import pareto
 from tests.plan.recording import record
 
 CONFIG: dict[str, Any] = {
@@ -53,6 +54,11 @@ def test_a_plan_has_a_table_a_verdict_and_lines_to_paste(
     assert (code, err) == (0, "")
     for words_said in ("fitted to", "tokens/s", "recorded", "slower side", "synchronous training", "how sure"):
         assert words_said in out
+    drawn = pareto.read(run.plan)
+    assert drawn is not None
+    assert len(drawn.points) >= 8
+    assert {"recorded", "pick"} <= drawn.named.keys()
+    assert set(drawn.front) <= set(drawn.points)
     Config.load(new)
     written = yaml.safe_load(new.read_text())
     assert written["learner"]["groups_per_step"] == 3
@@ -98,6 +104,49 @@ def test_actors_that_joined_count(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert json.loads(out)["recorded"]["setting"]["actors"] == 3
     finally:
         made.remove_temporary()
+
+
+def test_a_tuned_run_is_played_tuned_and_compared_with_fixed_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = CONFIG | {
+        "actors": {"count": 2, "max_slots": 12}, "launch": {"tuning": "auto"},
+        "buffer": {"staleness_limit": 4, "capacity": 64, "keep": "all", "lease_s": 1e6},
+    }  # fmt: skip
+    config = Config.model_validate(sections)
+    made = RunFolder.create(tmp_path / "run", config)
+    try:
+        record(made.path, Rules.of(config), actors=2, slots=6, steps=14, seed=0)
+        words = ("--try-max-staleness", "0", "2", "--steps", "6", "--seeds", "1")
+        code, out, err = said(capsys, str(made.path), *words, "--json")
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert found["recorded"]["setting"]["tuning"] == "auto"
+        assert [(p["setting"]["tuning"], p["setting"]["max_staleness"]) for p in found["points"]] == [
+            ("auto", 4), ("off", 0), ("off", 2)
+        ]  # fmt: skip
+        assert found["points"][1]["mean"]["staleness_max"] == 0
+        assert max(p["mean"]["staleness_max"] for p in found["points"]) > 0, "what the configuration says, and not 0"
+        _, out, _ = said(capsys, str(made.path), *words)
+        recorded_row = next(line for line in out.splitlines() if "recorded" in line and "auto" in line)
+        assert recorded_row.split()[2:5:2] == ["auto", "auto"]
+    finally:
+        made.remove_temporary()
+
+
+def test_tuning_and_ranks_are_tried_where_they_are_asked_for(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--steps", "6", "--seeds", "1", "--json")
+    code, out, _ = said(capsys, str(run.path), "--try-tuning", "off", "auto", *words)
+    found = json.loads(out)
+    assert (code, [p["setting"]["tuning"] for p in found["points"]]) == (0, ["off", "auto"])
+    code, _, err = said(capsys, str(run.path), "--gpus", "8", *words)
+    assert (code, "an actor has 0 GPUs" in err) == (2, True)
+    code, _, err = said(capsys, str(run.path), "--gpus", "8", "--try-ranks", "2", *words)
+    assert (code, "leave out --try-actors and --try-ranks" in err) == (2, True)
+    _, out, _ = said(capsys, str(run.path), "--try-ranks", "2", *words)
+    assert [each["why"][:21] for each in json.loads(out)["refused"]] == ["learner.ranks is 2 bu"]
 
 
 def test_a_setting_that_the_config_refuses_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from asyncrl.config import Config
 from asyncrl.plan.fitting.engine_speed import _features, _Generated, nonnegative
-from asyncrl.plan.grid import Point, front, picked, settings, thinning
+from asyncrl.plan.grid import Asked, Point, front, picked, settings, thinning
 from asyncrl.plan.playing.clock import Clock, Cores
 from asyncrl.plan.playing.engine import Engine
 from asyncrl.plan.playing.outcome import Outcome
@@ -67,24 +68,56 @@ def test_the_freshest_of_the_fast_ones_is_picked() -> None:
         point(replace(BASE, max_staleness=1), 99.0, 0.5),
         point(replace(BASE, max_staleness=4), 101.0, 1.4),
     )
-    assert picked([base, one, two], BASE, {}) is one
-    assert picked([base, two], BASE, {}) is base
+    assert picked([base, one, two], BASE, Asked({})) is one
+    assert picked([base, two], BASE, Asked({})) is base
     slow = point(replace(BASE, max_staleness=1), 90.0, 0.5)
-    assert picked([base, slow], BASE, {}) is base, "a tenth slower is too much"
+    assert picked([base, slow], BASE, Asked({})) is base, "a tenth slower is too much"
 
 
 def test_more_actors_and_other_batches_are_picked_only_where_asked_for() -> None:
     more = point(replace(BASE, actors=4), 200.0, 0.9)
     base = point(BASE, 100.0, 0.9)
-    assert picked([base, more], BASE, {}) is base
-    assert picked([base, more], BASE, {"actors": (2, 4)}) is more
+    assert picked([base, more], BASE, Asked({})) is base
+    assert picked([base, more], BASE, Asked({"actors": (2, 4)})) is more
 
 
 def test_a_grid_is_the_product_of_what_is_given() -> None:
-    found = settings(BASE, {"max_staleness": (0, 1), "actors": (1, 2)})
+    found = settings(Config(), BASE, Asked({"max_staleness": (0, 1), "actors": (1, 2)}))
     assert len(found) == 5
     assert found[0] == BASE
     assert {(s.actors, s.max_staleness) for s in found[1:]} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+
+
+def test_a_grid_of_a_tuned_run_plays_it_as_it_is_and_fixed_settings_around_what_it_came_to() -> None:
+    config = Config()
+    tuned = BASE.tuned(config)
+    found = settings(config, tuned, Asked({}, BASE), slots_fixed=True)
+    assert found[:2] == [tuned, BASE]
+    fixed = [s for s in found if s.tuning == "off"]
+    assert {s.max_staleness for s in fixed} == {0, 1, 2, 4, 8}
+    assert {s.slots for s in fixed} == {BASE.slots}
+    assert {s.actors for s in found if s.tuning == "auto"} == {2, 3, 4}
+    tried = settings(config, tuned, Asked({"max_staleness": (1, 3)}, BASE))
+    assert tried == [tuned, replace(BASE, max_staleness=1), replace(BASE, max_staleness=3)]
+    assert settings(config, BASE, Asked({"tuning": ("off", "auto")})) == [BASE, tuned]
+
+
+def test_gpus_are_divided_between_actors_and_ranks_and_every_division_may_be_picked() -> None:
+    asked = Asked({"max_staleness": (1, 2)}, machines=[(6, 2), (4, 4)])
+    found = settings(Config(), BASE, asked)
+    assert found[0] == BASE
+    assert {(s.actors, s.ranks, s.max_staleness) for s in found[1:]} == {(6, 2, 1), (6, 2, 2), (4, 4, 1), (4, 4, 2)}
+    base, more = point(BASE, 100.0, 1.0), point(replace(BASE, actors=6, ranks=2), 200.0, 1.0)
+    assert picked([base, more], BASE, Asked({})) is base
+    assert picked([base, more], BASE, asked) is more
+
+
+def test_a_tuned_setting_is_picked_only_where_it_is_recorded_or_asked_for() -> None:
+    tuned = point(BASE.tuned(Config()), 200.0, 0.1)
+    base = point(BASE, 100.0, 1.0)
+    assert picked([base, tuned], BASE, Asked({})) is base
+    assert picked([base, tuned], BASE, Asked({"tuning": ("off", "auto")})) is tuned
+    assert picked([base, tuned], tuned.setting, Asked({})) is tuned
 
 
 def test_a_large_system_is_thinned_evenly() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from asyncrl.buffer.bounds.automatic import Auto
+from asyncrl.buffer.bounds.slots import SlotLimits
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.plan.setting import Setting, config_with, domains, rules_of
+from asyncrl.plan.setting import Setting, config_with, domains, rules_of, splits
 from asyncrl.plan.times import Domain
 
 
@@ -49,6 +51,33 @@ def test_a_setting_changes_its_fields_and_the_capacity_that_it_needs() -> None:
     assert (rules.max_staleness, rules.groups_per_step, rules.capacity) == (8, 48, 9 * 48 * 8)
     assert wide.changes(base) == {"learner.groups_per_step": 48, "buffer.max_staleness": 8}
     assert config_with(config(), {}).buffer.capacity == 512
+
+
+def test_what_the_configuration_says_is_played_tuned_or_fixed() -> None:
+    tuned = config(launch={"tuning": "auto"}, actors={"max_slots": 100})
+    fixed = Setting.of(tuned, slots=24, bound=3)
+    assert (fixed.tuning, fixed.slots, fixed.max_staleness) == ("off", 24, 3)
+    base = fixed.tuned(tuned)
+    rules = rules_of(tuned, base)
+    assert (rules.tuning, rules.auto) == (SlotLimits.of(tuned), Auto.of(tuned))
+    assert rules.tuning is not None
+    still = rules_of(tuned, fixed)
+    assert (still.tuning, still.auto, still.max_staleness) == (None, None, 3)
+    assert fixed.changes(base) == {"actors.slots": 24, "buffer.max_staleness": 3, "launch.tuning": "off"}
+    assert base.changes(fixed) == {"actors.slots": "auto", "buffer.max_staleness": "auto", "launch.tuning": "auto"}
+    assert rules_of(config(), Setting.of(config()).tuned(config())).tuning == SlotLimits(1, 256, 16)
+    assert str(base).endswith("weights.every 1, buffer.sampler fifo, launch.tuning auto")
+    assert "actors.slots auto" in str(base)
+
+
+def test_how_gpus_may_be_divided() -> None:
+    engine = {"actors": {"engine": "vllm", "engine_options": {"tensor_parallel": 2}}}
+    assert splits(config(actors={"engine": "vllm"}), 8) == [(8 - r, r) for r in range(1, 8)]
+    assert splits(config(**engine), 8) == [(3, 2), (2, 4), (1, 6)]
+    with pytest.raises(ConfigError, match="which cannot be divided: an actor has 2"):
+        splits(config(**engine), 2)
+    with pytest.raises(ConfigError, match="an actor has 0 GPUs and a rank of the learner 1"):
+        splits(config(), 8)
 
 
 def test_a_setting_that_the_rules_of_the_config_refuse() -> None:

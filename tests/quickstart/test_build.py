@@ -43,6 +43,7 @@ def test_it_starts_with_the_form_and_with_bad_habits():
     assert 0.2 <= success(QUICKSTART, 64, temperature=0.0) <= 0.6
 
 
+@pytest.mark.system
 def test_the_warm_up_learns_and_is_reproducible():
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()

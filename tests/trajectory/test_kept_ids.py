@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgpack
@@ -14,11 +13,7 @@ from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
 from asyncrl.trajectory.kept_ids import MAX_KEPT, KeptIds, joined, kept_ids
 from asyncrl.wire import (
     WireError,
-    decode_prefix,
-    decode_prefixes,
     decode_trajectory,
-    encode_prefix,
-    encode_row,
     encode_trajectory,
 )
 from tests.buffer.fuzzing import mutations
@@ -108,23 +103,6 @@ def test_damaged_bytes_are_refused_or_are_a_record() -> None:
         for row in back.rows:
             assert row.kept is None or row.kept.problem(row.token_ids[row.mask]) == ""
     assert taken > 100
-
-
-@pytest.mark.parametrize("kept", [GOOD, None], ids=["kept", "whole"])
-def test_a_prefix_brings_them(kept: KeptIds | None) -> None:
-    prefix = a_row(kept)
-    in_message = [bytes(frame) for _ in range(2) for frame in encode_prefix(prefix)]
-    found = [*decode_prefixes(in_message), decode_prefix([bytes(frame) for frame in encode_row(prefix)])]
-    assert [row.digest() for row in found] == [prefix.digest()] * 3
-
-
-def test_a_row_begins_with_its_first_tokens_and_their_ids() -> None:
-    row = a_row(GOOD)
-    assert row.begins_with(row.first(4))
-    assert row.first(4).kept.ids.tolist() == [3, 17]  # type: ignore[union-attr]
-    assert not row.begins_with(dataclasses.replace(row.first(4), kept=of([2, 0], [3, 18])))
-    assert not row.begins_with(dataclasses.replace(row.first(4), kept=None))
-    assert not a_row(None).begins_with(row.first(4))
 
 
 def test_a_set_larger_than_the_limit_is_not_recorded() -> None:

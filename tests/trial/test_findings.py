@@ -17,7 +17,7 @@ LIMITS = Limits(max_turns=6, max_tokens=256, max_new_tokens=48, tool_calls="herm
 def tried(reward: float, stop: StopReason = "done", content: str = "4", name: str = "add", breaks: int = 0) -> Tried:
     record = TurnRecord(None, 0.5, 0.25, 9, 3)
     turn = Piece(f"{content}<end>", True, "policy", content, ((name, "{}"),), 3, record)
-    return Tried("t", reward, {"score": reward}, {}, stop, (Piece("2 + 2"), turn), 1.0, breaks)
+    return Tried("t", reward, {"score": reward}, {}, stop, (Piece("2 + 2"), turn), 1.0, breaks, 1)
 
 
 def silent(reward: float) -> Tried:

@@ -34,6 +34,12 @@ async def agent(task, client):
     return {"called": float(bool(answer.choices[0].message.tool_calls)), "index": float(task["episode"])}
 
 
+async def three(task, client):
+    messages = [{"role": "user", "content": task["prompt"]}]
+    answer = await client.chat.completions.create(model="policy", messages=messages, n=3)
+    return float(len(answer.choices) == 3)
+
+
 def by_place(task, answers):
     return [float(number) for number in range(len(answers))]
 """
@@ -107,6 +113,18 @@ def test_an_agent_is_shown_by_its_rows(here: Path, capsys: pytest.CaptureFixture
     assert "row 2    | " in out
     assert "called" in out
     assert "2 turns" in out
+
+
+def test_a_request_for_several_choices_is_one_turn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("openai")
+    (here / "shop.py").write_text(OWN)
+    words = ["--tasks", "1", "--episodes", "2", "--env.name", "shop.py:three", "--env.max-turns", "1"]
+    code, out, _ = call(capsys, "try", "--config", "quickstart", *words)
+    assert code == 0
+    assert out.count("reward 1, done, 1 turn, ") == 2, out
+    assert "choice 3 | " in out
+    assert "turns    1.0 an episode" in out
+    assert "sampled a choice, at most" in out
 
 
 def test_a_served_model_plays_without_tokens(fake: FakeChat, config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ class RecordedReplies:
         tokens = len(sample.token_ids)
         self._progress.stepped_again()
         self._progress.sampled(tokens)
-        self._progress.prefix_tokens += tokens
+        self._progress.kept_tokens += tokens
         return sample.number, TurnCost(generation_of(sample), sample.generate_s)
 
     async def add(self, digest: str, costs: Sequence[TurnCost], kept: Sequence[Generation], beside: int) -> int:
@@ -94,7 +94,7 @@ class RecordedReplies:
                 self._keep = None  # the buffer has no room
                 return MAX_RECORDS
             self._next += 1
-            self._progress.prefix_tokens += len(made.token_ids)
+            self._progress.kept_tokens += len(made.token_ids)
             return number
 
     async def _stored(self, keep: Keep, record: RecordedSample) -> bool:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from asyncrl.actors.endpoint.content import UnreadableContent, text_of
 from asyncrl.data.base import Message
+from asyncrl.rendering.roles import unknown_role
 from asyncrl.rendering.tool_calls import arguments_of
 
 MAX_CHOICES = 64
@@ -221,6 +222,8 @@ def plain(message: Any, field: str = "message") -> Message:
     role = message.get("role")
     if not isinstance(role, str):
         raise ValueError(f"a message has role {role!r}; expected a text")
+    if problem := unknown_role([message], None):
+        raise ValueError(problem)
     # `developer` is OpenAI's new name of `system`; no open model's template knows it.
     content = text_of(message.get("content"), f"{field}.content")
     copied: Message = {"role": "system" if role == "developer" else role, "content": content}

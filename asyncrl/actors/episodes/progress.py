@@ -11,7 +11,7 @@ from asyncrl.actors.engines.protocol import Sampling
 from asyncrl.actors.episodes.compaction import REQUEST, Compaction
 from asyncrl.actors.episodes.spent import Spent
 from asyncrl.config import Config
-from asyncrl.trajectory import Row, Ticket
+from asyncrl.trajectory import Ticket
 from asyncrl.trajectory.turns import Recorded
 
 Keep = Callable[[Recorded], Awaitable[bool]]
@@ -87,17 +87,14 @@ class Progress:
     acknowledged)."""
     tokens: int = 0
     """Tokens sampled so far."""
-    prefix_tokens: int = 0
+    kept_tokens: int = 0
     """Those of `tokens` that need not be sampled again: they came with the ticket, or are recorded."""
     interruptible: str = ""
     """Id of the engine's request, while it runs, of a turn whose tokens another actor can continue; else empty."""
     interrupted: bool = False
     """Set before aborting the request, when the actor shuts down."""
     handed_over: bool = False
-    """The tokens of the aborted request are recorded in the buffer, or stand in `prefix`."""
-    prefix: Row | None = None
-    """Without durable turns: the prompt and the tokens of the first turn, after such an abort; None if nothing was
-    sampled."""
+    """The tokens of the aborted request are recorded in the buffer."""
     keep: Keep | None = None
     """Records a turn in the buffer; None: the ticket's turns are not durable (`buffer.turns`)."""
     begun_again: int = 0

@@ -18,7 +18,7 @@ from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgement
 from asyncrl.audit.checks.references import ROWS, rows
 from asyncrl.audit.checks.replays import REPLAYS, replays
 from asyncrl.audit.checks.settings import SETTINGS, settings
-from asyncrl.audit.checks.stored.prefixes import PREFIXES, prefixes
+from asyncrl.audit.checks.slots import SLOTS, slots
 from asyncrl.audit.checks.stored.scores import SCORES, Told, scores
 from asyncrl.audit.checks.stored.turns import TURNS, turns
 from asyncrl.audit.checks.tasks.curriculum import CURRICULUM, curriculum
@@ -57,11 +57,11 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "uses": (USES, lambda e: uses(e.ledger, e.bounds)),
     "replays": (REPLAYS, lambda e: replays(e.ledger, e.rules)),
     "bounds": (BOUNDS, lambda e: bounds(e.ledger, e.rules)),
+    "slots": (SLOTS, lambda e: slots(e.ledger, e.rules)),
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),
     "scores": (SCORES, lambda e: scores(e.ledger, _told(e))),
-    "prefixes": (PREFIXES, lambda e: prefixes(e.ledger, e.payload)),
     "lengths": (LENGTHS, lambda e: lengths(e.ledger, e.rules)),
     "turns": (TURNS, lambda e: turns(e.ledger, e.payload)),
     "announced": (ANNOUNCED, lambda e: announced(e.ledger, e.acks)),

@@ -1,4 +1,4 @@
-"""What the ledger has of trajectories, evaluations and prefixes is what their actors announced before they sent it."""
+"""What the ledger has of trajectories and evaluations is what their actors announced before they sent it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from asyncrl.audit.actor_logs import AckLines, PrefixLine, PutLine
+from asyncrl.audit.actor_logs import AckLines, PutLine
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow
 from asyncrl.audit.table import Check, apply
 from asyncrl.buffer.evaluations.places import place_of
@@ -90,26 +90,6 @@ def _is_result(line: PutLine, row: dict[str, Any], of: dict[str, Any] | None) ->
     return line.branch == of["on_branch"] and {version for version, _ in line.versions} == {of["version"]}
 
 
-def prefixes_were_announced(ledger: LedgerRows, logs: Logs) -> Iterator[str]:
-    """Every prefix is what the actor of its attempt announced."""
-    by_actor = {log.actor: log for log in logs if log.puts or log.prefixes}
-    actors = {(a.group, a.index, a.attempt): a.actor for of in ledger.attempts.values() for a in of}
-    for row in ledger.tables["prefixes"]:
-        key = row["grp"], row["idx"], row["attempt"]
-        log = by_actor.get(actors.get(key, ""))
-        if log is not None and not any(_is_prefix(line, key, row) for line in log.prefixes):
-            name = f"the prefix of attempt {key[2]} at trajectory {ledger.name(*key[:2])}"
-            yield f"{name} is not what {log.actor} announced"
-
-
-def _is_prefix(line: PrefixLine, key: tuple[int, int, int], row: dict[str, Any]) -> bool:
-    versions, sampled = [version for version, _ in line.versions], sum(n for _, n in line.versions)
-    said = (line.digest, line.tokens, sampled, min(versions), max(versions))
-    return (line.group, line.index, line.attempt) == key and said == (
-        row["digest"], row["tokens"], row["sampled"], row["oldest"], row["newest"],
-    )  # fmt: skip
-
-
 def _unlike(log: AckLines, line: int, head: str | None) -> str | None:
     """How a log is not the one that had this head at this line."""
     if line not in log.heads:
@@ -130,5 +110,4 @@ ANNOUNCED: tuple[Check, ...] = (
     trajectories_have_lines,
     logs_reach_what_was_said,
     evaluations_were_announced,
-    prefixes_were_announced,
 )

@@ -24,11 +24,11 @@ Rules = Sequence[Bounds]
 
 def bounds(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
     """`rules` are those of every configuration that the run had."""
-    return apply(BOUNDS, _Decided(ledger), rules)
+    return apply(BOUNDS, Decided(ledger), rules)
 
 
 @dataclass(frozen=True)
-class _Decided:
+class Decided:
     ledger: LedgerRows
 
     @cached_property
@@ -58,9 +58,8 @@ class _Decided:
 
     def taken_over(self, batch: BatchRow) -> bool:
         """Whether the branch took it over as it was; the former one is checked itself."""
-        about = batch.version, batch.outcome, batch.bound, batch.measures, batch.decision
         return any(
-            (each.version, each.outcome, each.bound, each.measures, each.decision) == about
+            _about(each) == _about(batch)
             for each in self._former[batch.b, batch.groups]
             if each.released and each.branch < batch.branch and each.serial < batch.serial
         )
@@ -85,27 +84,27 @@ class _Decided:
         return {row["serial"]: row["first_uses"] for row in self.ledger.tables["batches"]}
 
 
-def batches_have_the_bound_decided_before(decided: _Decided, rules: Rules) -> Iterator[str]:
+def batches_have_the_bound_decided_before(decided: Decided, rules: Rules) -> Iterator[str]:
     """A batch has the bound that the configuration gives, or that the end of the batch before it decided."""
     for batch in decided.ledger.batches:
         expected = [r.after(decided.before(batch)) for r in rules]
         if batch.bound not in expected and not decided.taken_over(batch):
-            yield f"{_name(batch)} has the bound {batch.bound} on staleness; decided was {expected[-1]}"
+            yield f"{name(batch)} has the bound {batch.bound} on staleness; decided was {expected[-1]}"
 
 
-def decisions_are_made_once_a_batch_ends(decided: _Decided, rules: Rules) -> Iterator[str]:
+def decisions_are_made_once_a_batch_ends(decided: Decided, rules: Rules) -> Iterator[str]:
     """Under `max_staleness: auto` the end of every batch decides the bound; a fixed bound is never decided."""
     for batch in decided.ledger.batches:
         is_decided = batch.decision is not None
         if batch.damaged:
-            yield f"the decision of {_name(batch)} about the bound after it is damaged: {batch.damaged}"
+            yield f"what {name(batch)} has decided is damaged: {batch.damaged}"
         elif batch.outcome is None and (is_decided or batch.measures is not None):
-            yield f"{_name(batch)} is open, and the bound after it is decided"
+            yield f"{name(batch)} is open, and the bound after it is decided"
         elif batch.outcome is not None and all((r.auto is None) == is_decided for r in rules):
-            yield f"{_name(batch)} has {'a' if is_decided else 'no'} decision about the bound after it"
+            yield f"{name(batch)} has {'a' if is_decided else 'no'} decision about the bound after it"
 
 
-def decisions_follow_from_what_was_measured(decided: _Decided, rules: Rules) -> Iterator[str]:
+def decisions_follow_from_what_was_measured(decided: Decided, rules: Rules) -> Iterator[str]:
     """Each change of the bound is the one that the batches before it and their measures give, with its reason."""
     for batch in decided.ledger.batches:
         made = batch.decision
@@ -114,20 +113,20 @@ def decisions_follow_from_what_was_measured(decided: _Decided, rules: Rules) -> 
         expected = [target_after(auto, decided.until(batch)) for auto in {r.auto for r in rules} if auto is not None]
         if (made.target, made.why) not in expected and expected:
             target, why = expected[-1]
-            yield f"{_name(batch)} decides the bound {made.target} ({made.why}); measured, it is {target} ({why})"
+            yield f"{name(batch)} decides the bound {made.target} ({made.why}); measured, it is {target} ({why})"
 
 
-def shares_of_stale_groups_are_counted(decided: _Decided, _: Rules) -> Iterator[str]:
+def shares_of_stale_groups_are_counted(decided: Decided, _: Rules) -> Iterator[str]:
     """The share of stale groups that a decision rests on is that of the ledger."""
     for batch in decided.ledger.batches:
         if batch.measures is None or decided.taken_over(batch):
             continue
         share = stale_share(decided.stale[batch.branch, batch.b], decided.first_uses[batch.serial])
         if share != batch.measures.stale:
-            yield f"{_name(batch)} measured {batch.measures.stale:g} as the share of stale groups, which is {share:g}"
+            yield f"{name(batch)} measured {batch.measures.stale:g} as the share of stale groups, which is {share:g}"
 
 
-def smaller_bounds_wait_for_earlier_groups(decided: _Decided, rules: Rules) -> Iterator[str]:
+def smaller_bounds_wait_for_earlier_groups(decided: Decided, rules: Rules) -> Iterator[str]:
     """A smaller bound holds for new groups at once, and for batches once the groups admitted before are gone."""
     for batch in decided.ledger.batches:
         if batch.decision is None or decided.taken_over(batch):
@@ -135,14 +134,14 @@ def smaller_bounds_wait_for_earlier_groups(decided: _Decided, rules: Rules) -> I
         if not any(_fits(decided, batch, batch.decision, r.auto) for r in rules if r.auto is not None):
             made = batch.decision
             yield (
-                f"{_name(batch)} decides the bound {made.bound} for the next batch and {made.target} for groups from "
+                f"{name(batch)} decides the bound {made.bound} for the next batch and {made.target} for groups from "
                 f"{made.since} on, which does not follow from the bound {batch.bound} before"
             )
     yield from _too_early(decided)
     yield from _left_behind(decided, rules)
 
 
-def _fits(decided: _Decided, batch: BatchRow, made: Decision, auto: Auto) -> bool:
+def _fits(decided: Decided, batch: BatchRow, made: Decision, auto: Auto) -> bool:
     line = decided.until(batch)
     earlier = None if len(line) < 2 else line[-2].decision
     since = 0 if earlier is None else earlier.since
@@ -153,14 +152,14 @@ def _fits(decided: _Decided, batch: BatchRow, made: Decision, auto: Auto) -> boo
     return made.bound == made.target or made.target < made.bound == min(batch.bound, auto.limit)
 
 
-def _too_early(decided: _Decided) -> Iterator[str]:
+def _too_early(decided: Decided) -> Iterator[str]:
     """Groups that were admitted under a larger bound, and taken by a batch when it did not hold any more."""
     for branch, line in decided.of_branch.items():
         since = 0
         for batch in line:
             early = [number for number in batch.groups if number < since]
             if batch.branch == branch and early:
-                yield f"{_name(batch)} holds group {early[0]}, and the bound was lowered as if it were gone"
+                yield f"{name(batch)} holds group {early[0]}, and the bound was lowered as if it were gone"
             since = _gone_before(batch, since) if batch.branch == branch else 0  # a fork may have brought groups back
 
 
@@ -172,7 +171,7 @@ def _gone_before(batch: BatchRow, since: int) -> int:
     return made.since if made.target == made.bound < batch.bound else since
 
 
-def _left_behind(decided: _Decided, rules: Rules) -> Iterator[str]:
+def _left_behind(decided: Decided, rules: Rules) -> Iterator[str]:
     """Groups that were dropped because the bound was lowered while they were there."""
     ledger = decided.ledger
     for batch in ledger.line:
@@ -181,10 +180,10 @@ def _left_behind(decided: _Decided, rules: Rules) -> Iterator[str]:
             continue
         for group in decided.stale_at.get(batch.b + 1, ()):
             if group.number < made.since and not any(_was_over(decided, batch, group, r) for r in rules):
-                yield f"group {group.number} was within the bound, which {_name(batch)} lowered as if it were gone"
+                yield f"group {group.number} was within the bound, which {name(batch)} lowered as if it were gone"
 
 
-def _was_over(decided: _Decided, batch: BatchRow, group: GroupRow, r: Bounds) -> bool:
+def _was_over(decided: Decided, batch: BatchRow, group: GroupRow, r: Bounds) -> bool:
     """Whether it was too old before the batch ended, or on a branch that was left."""
     if over_age(decided.ledger, group, batch.version, batch.bound, r):
         return True
@@ -195,7 +194,13 @@ def _was_over(decided: _Decided, batch: BatchRow, group: GroupRow, r: Bounds) ->
     return False
 
 
-def _name(batch: BatchRow) -> str:
+def _about(batch: BatchRow) -> tuple[object, ...]:
+    """What a branch takes over of a batch. The slots hold from another attempt on."""
+    slots = None if batch.tuned is None else (batch.tuned.slots, batch.tuned.why)
+    return batch.version, batch.outcome, batch.bound, batch.measures, batch.decision, slots
+
+
+def name(batch: BatchRow) -> str:
     return f"batch {batch.b} of branch {batch.branch}"
 
 

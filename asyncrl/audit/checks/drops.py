@@ -18,7 +18,7 @@ from asyncrl.buffer.ledger.storage.payloads import Location
 
 Rules = Sequence[Bounds]
 _SKIPPED = ("guard", "poison")
-_GIVEN_UP = ("lapsed", "released", "handed_back", "failed", "revoked", "late")
+_GIVEN_UP = ("lapsed", "released", "failed", "revoked", "late")
 """How attempts end whose ticket is free again; a put that comes after it makes it `late`."""
 
 

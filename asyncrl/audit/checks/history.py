@@ -211,16 +211,15 @@ def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> It
 
 
 def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[tuple[int, int, float]]]:
-    """By ticket, the oldest version of each prefix and recorded turn that it has had, the attempt that left it, and the
+    """By ticket, the oldest version of each recorded turn that it has had, the attempt that left it, and the
     last one that can have gone on with it: the one that failed, if that ended it."""
     failed = _failed(ledger)
     found: defaultdict[tuple[int, int], list[tuple[int, int, float]]] = defaultdict(list)
-    for table, kept_by in (("prefixes", ()), ("turns", GIVEN_UP)):
-        for row in (row for row in ledger.tables[table] if row["oldest"] is not None):
-            key, first = (row["grp"], row["idx"]), row["attempt"]
-            ends = [n for n, reason in failed[key] if n >= first and reason not in kept_by]
-            last = min(ends, default=math.inf) if row["ended"] in ("failed", "diverged") else math.inf
-            found[key].append((row["oldest"], first, last))
+    for row in (row for row in ledger.tables["turns"] if row["oldest"] is not None):
+        key, first = (row["grp"], row["idx"]), row["attempt"]
+        ends = [n for n, reason in failed[key] if n >= first and reason not in GIVEN_UP]
+        last = min(ends, default=math.inf) if row["ended"] in ("failed", "diverged") else math.inf
+        found[key].append((row["oldest"], first, last))
     return found
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
-from asyncrl.buffer.ledger.records import Decision, Measures
+from asyncrl.buffer.ledger.records import Decision, Measures, Tuned
 from asyncrl.config import Config
 from asyncrl.config.demonstrations import supervised
 
@@ -75,7 +75,8 @@ class _Past:
     """What the batches of the line say, the latest last."""
 
     costs: list[float]
-    """Costs of the last `RECENT` batches that were trained under the present value, but the first one."""
+    """Costs of the last `RECENT` batches that were trained under the present value and the present slots
+    (slots.py), but the first one."""
     ess: list[float]
     lowered_from: int | None
     """The value before this one, if it was larger."""
@@ -96,6 +97,14 @@ class Ended(Protocol):
 
     @property
     def decision(self) -> Decision | None: ...
+
+    @property
+    def tuned(self) -> Tuned | None: ...
+
+
+def changed(batch: Ended) -> bool:
+    """Whether its end changed the bound or the slots."""
+    return any(made is not None and made.why for made in (batch.decision, batch.tuned))
 
 
 def cost(m: Measures) -> float:
@@ -147,7 +156,8 @@ def _past(line: Sequence[Ended], held: Sequence[int]) -> _Past:
     """`held`: the target of each of the last batches."""
     now, batches = held[-1], line[-len(held) :]
     begin = next((n + 1 for n in range(len(held) - 1, -1, -1) if held[n] != now), 0)
-    own = [batch.measures for batch in batches[begin + 1 :] if batch.measures is not None][-RECENT:]
+    same = next((n + 1 for n in range(len(held) - 2, -1, -1) if changed(batches[n])), begin)
+    own = [batch.measures for batch in batches[max(begin, same) + 1 :] if batch.measures is not None][-RECENT:]
     before = held[begin - 1] if begin else now
     # A value is left behind upwards each time that it costs too much.
     raised = [n for n in range(1, len(held)) if held[n - 1] < held[n] and held[n - 1] < now]

@@ -18,7 +18,7 @@ from asyncrl.buffer.client.messages import Head, PutOutcome, ReplyHeader, Reques
 from asyncrl.buffer.client.turns import TurnSender
 from asyncrl.buffer.record import to_record, too_large
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, TicketId, Trajectory
 from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
@@ -121,9 +121,8 @@ class AsyncBufferClient:
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:
         await self._ask(messages.FailRequest.of(self._identity, id, attempt, reason, detail, cause))
 
-    async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
-        places, frames = codec.encode_prefixes(prefixes)
-        await self._ask(messages.ReleaseRequest(actor, leases, places), frames)
+    async def release(self, actor: str, leases: Sequence[Lease]) -> None:
+        await self._ask(messages.ReleaseRequest(actor, leases))
 
     async def _ask(self, request: Request[T], frames: Sequence[Frame] = ()) -> T:
         if self._reader is None:

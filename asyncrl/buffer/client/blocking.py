@@ -30,7 +30,7 @@ from asyncrl.buffer.client.messages import (
 from asyncrl.buffer.client.pages import Page
 from asyncrl.buffer.record import MAX_RECORD_BYTES, to_record, too_large
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, TicketId, Trajectory
 from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
@@ -106,11 +106,9 @@ class BlockingBuffer(ABC):
         """The episode of a ticket of this client's actor cannot be finished; it is tried again within `env.retries`."""
         self.ask(messages.FailRequest.of(self.identity, id, attempt, reason, detail, cause))
 
-    def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
-        """Gives tickets back. `prefixes` holds for each lease what its attempt has sampled in its first turn, or None;
-        the next attempt at the ticket continues from there."""
-        places, frames = codec.encode_prefixes(prefixes)
-        self.ask(messages.ReleaseRequest(actor, leases, places), frames)
+    def release(self, actor: str, leases: Sequence[Lease]) -> None:
+        """Gives tickets back."""
+        self.ask(messages.ReleaseRequest(actor, leases))
 
     def scoring(
         self,

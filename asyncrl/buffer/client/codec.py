@@ -20,8 +20,8 @@ from asyncrl.buffer.client.messages import (
     TicketReply,
 )
 from asyncrl.buffer.record import from_record
-from asyncrl.trajectory import Count, Row, Ticket
-from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_prefix
+from asyncrl.trajectory import Count, Ticket
+from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError
 from asyncrl.wire.teacher_scores import from_record as scores_from_record
 from asyncrl.wire.turns import decode_carried, encode_carried
 
@@ -103,34 +103,17 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], header: Frame | msgspec.Raw, m
         raise WireError(f"header cannot be read: {error}") from error
 
 
-# Prefixes, beside tickets and leases
+# Recorded turns, beside tickets
 
 
 def ticket_reply(
-    tickets: Sequence[Ticket], why: str, hold: tuple[int, int] | None = None
+    tickets: Sequence[Ticket], why: str, hold: tuple[int, int] | None = None, slots: int | None = None
 ) -> tuple[TicketReply, list[Frame]]:
     """A reply with its frames."""
-    places, frames = encode_prefixes([ticket.prefix for ticket in tickets])
     turns = [(place, len(ticket.turns)) for place, ticket in enumerate(tickets) if ticket.turns]
-    frames += [encode_carried(record) for ticket in tickets for record in ticket.turns]
-    bare = [replace(t, prefix=None, turns=()) if t.prefix or t.turns else t for t in tickets]
-    return TicketReply(bare, why, hold, places, turns), frames
-
-
-def encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
-    """Places of the prefixes that there are, and six frames for each."""
-    present = [(place, prefix) for place, prefix in enumerate(prefixes) if prefix is not None]
-    return [place for place, _ in present], [frame for _, prefix in present for frame in encode_prefix(prefix)]
-
-
-def prefixes_at(places: Sequence[int], frames: Sequence[Frame], count: int) -> dict[int, Row]:
-    """The prefixes in `frames`, by their places among `count` tickets or leases. Raises WireError."""
-    if not all(place < count for place in places):
-        raise WireError(f"prefixes names {max(places)}, expected places below {count}")
-    prefixes = decode_prefixes(frames)
-    if len(prefixes) != len(set(places)) or len(prefixes) != len(places):
-        raise WireError(f"{len(prefixes)} prefixes came for {len(places)} places, of which {len(set(places))} differ")
-    return dict(zip(places, prefixes, strict=True))
+    frames: list[Frame] = [encode_carried(record) for ticket in tickets for record in ticket.turns]
+    bare = [replace(ticket, turns=()) if ticket.turns else ticket for ticket in tickets]
+    return TicketReply(bare, why, hold, turns, slots), frames
 
 
 def _with_frames(reply: BatchReply, frames: Sequence[Frame]) -> BatchReply:
@@ -157,12 +140,9 @@ def _with_trajectories(reply: ScoringReply, frames: Sequence[Frame]) -> ScoringR
     return replace(reply, trajectories=[from_record(record) for record in frames])
 
 
-def _with_carried(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:
-    """The reply with the prefixes and the recorded turns of its tickets."""
-    tickets, of_prefixes = list(reply.tickets), FRAMES_OF_A_PREFIX * len(reply.prefixes)
-    for place, prefix in prefixes_at(reply.prefixes, frames[:of_prefixes], len(tickets)).items():
-        tickets[place] = replace(tickets[place], prefix=prefix)
-    records = frames[of_prefixes:]
+def _with_carried(reply: TicketReply, records: Sequence[Frame]) -> TicketReply:
+    """The reply with the recorded turns of its tickets."""
+    tickets = list(reply.tickets)
     if len(records) != sum(count for _, count in reply.turns):
         raise WireError(f"{len(records)} recorded turns came, turns counts {[*reply.turns]}")
     if len({place for place, _ in reply.turns if place < len(tickets)}) != len(reply.turns):
@@ -172,4 +152,4 @@ def _with_carried(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:
         carried = tuple(map(decode_carried, records[begins : begins + count]))
         tickets[place] = replace(tickets[place], turns=carried)
         begins += count
-    return replace(reply, tickets=tickets, prefixes=(), turns=())
+    return replace(reply, tickets=tickets, turns=())

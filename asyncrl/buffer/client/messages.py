@@ -2,7 +2,7 @@
 
 A request is [header, *frames]; its header is one of the structures below, with its `op` and its number `n`. The reply
 is [header, *frames]; its header is a ReplyHeader. Arrays travel as frames: a put and a batch carry one record per
-trajectory, tickets and leases six frames per prefix, recorded turns one each. client/codec.py encodes and decodes them.
+trajectory, recorded turns one each. client/codec.py encodes and decodes them.
 
 Every request may be sent again: the buffer answers a repeat as it answered the first.
 """
@@ -106,10 +106,10 @@ class TicketReply:
     hold: tuple[int, int] | None = None
     """The weights to hold, (branch, version): an evaluation is pinned to them that this actor plays, or it has nothing
     else to do. None: the newest."""
-    prefixes: Sequence[Count] = ()
-    """Indices into `tickets`: these tickets have a prefix. The frames come in the same order."""
     turns: Sequence[tuple[Count, Count]] = ()
-    """Indices into `tickets`, each with the number of its recorded turns, whose frames come behind the prefixes'."""
+    """Indices into `tickets`, each with the number of its recorded turns, whose frames come in this order."""
+    slots: Count | None = None
+    """Tickets that this actor may hold from now on; None: it decides itself (`launch.tuning`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +211,8 @@ class EvalSetReply:
     skipped: int
     """How often this set was skipped so far, over all steps."""
     seconds: float
+    failure: str = ""
+    """Why the last of the failed episodes failed; empty after a restart of the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,8 @@ class Told:
     ess: _Share
     """Effective sample size of the rows' importance weights."""
     lr: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    """Since the batch before it ended."""
 
 
 # Requests
@@ -325,8 +329,6 @@ class FailRequest(Request[None], frozen=True):
 class ReleaseRequest(Request[None], frozen=True):
     actor: _Name
     leases: _Leases
-    prefixes: Annotated[Sequence[Annotated[int, _up_to("leases")]], msgspec.Meta(extra={MOST: "leases"})] = ()
-    """Places in `leases` of those whose prefixes travel as frames, in this order."""
 
 
 _ScoringLeases = Annotated[

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeVar
 
 from asyncrl.buffer.client.errors import BufferTimeout
 from asyncrl.buffer.client.messages import Head, TicketReply
-from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, TicketId, Trajectory
 from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 
@@ -69,7 +69,7 @@ class Buffer(Protocol):
     async def put(self, trajectory: Trajectory) -> Literal["stored", "duplicate", "late"]: ...
     async def turn(self, id: TicketId, attempt: int, record: Recorded) -> Literal["stored", "revoked", "full"]: ...
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None: ...
-    async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None: ...
+    async def release(self, actor: str, leases: Sequence[Lease]) -> None: ...
 
 
 class Calls:

@@ -28,6 +28,8 @@ from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.wire import Frame
 
 RESTARTS = 2
+_SHOWN = 600
+"""Characters of a failure that the learner is told."""
 
 Version = tuple[int, int]
 """(branch, version)"""
@@ -61,6 +63,8 @@ class EvalSets:
         self.everyone = False
         """Whether every actor plays what is open."""
         self._open: dict[int, OpenSet] = {}
+        self._failures: dict[int, str] = {}
+        """Why an episode of a set that is done failed, by the set's serial."""
         opened = "SELECT serial, name, on_branch, version FROM evals WHERE state = 'open' ORDER BY serial"
         for serial, name, *pinned in list(database.read(opened)):
             if tuple(pinned) > made or name not in self._sets:
@@ -212,6 +216,7 @@ class EvalSets:
         for serial, each in list(self._open.items()):
             if each.done:
                 del self._open[serial]
+                self._failures |= {serial: each.last_failure[:_SHOWN]} if each.last_failure else {}
                 self._end(serial, "done")
                 self._measure(serial, each.name)
                 self._stops.measured()
@@ -236,7 +241,7 @@ class EvalSets:
         newest = list(self._db.read(f"{evaluations} ORDER BY max(serial) DESC LIMIT 2"))
         sets = [each for identity in reversed(newest) for each in self._latest(identity).values()]
         failures = [each.last_failure for each in self._open.values() if each.last_failure]
-        why = f"; the last failed episode: {failures[-1][:600]}" if failures else ""
+        why = f"; the last failed episode: {failures[-1][:_SHOWN]}" if failures else ""
         results = [(m.branch, m.due, m.share) for m in self._stops.ranked()]
         undecided = (
             [identity for identity in newest if self._undecided(identity)] if self._rules.choosing.keep_best else []
@@ -269,6 +274,7 @@ class EvalSets:
                 failed=next(iter(self._db.read(failed, (serial,))))[0],
                 skipped=skipped.get(name, 0),
                 seconds=max(0.0, (ended_at or opened_at) - opened_at),
+                failure=self._failures.get(serial, ""),
             )
         return found
 

@@ -90,13 +90,13 @@ class Ledger:
         return attempt
 
     def end_attempt(self, number: int, index: int, attempt: int, how: str, detail: str | None = None) -> None:
-        """How: stored, late, lapsed, released, handed_back, failed, revoked. The first ending stays unless a put comes
+        """How: stored, late, lapsed, released, failed, revoked. The first ending stays unless a put comes
         after it; an attempt whose trajectory the disk lost stays lost."""
         put = how in ("stored", "late")
         self.db.write(
-            "UPDATE attempts SET ended = ?, detail = ?, ended_at = ? WHERE grp = ? AND idx = ? AND attempt = ?"
-            + (" AND ended IS NOT 'lost'" if put else " AND ended IS NULL"),
-            (how, detail, self.db.wall_clock(), number, index, attempt),
+            "UPDATE attempts SET ended = ?, detail = ?, ended_at = ?, ended_serial = coalesce(ended_serial, ?) "
+            "WHERE grp = ? AND idx = ? AND attempt = ?" + (" AND ended IS NOT 'lost'" if put else " AND ended IS NULL"),
+            (how, detail, self.db.wall_clock(), self.attempts, number, index, attempt),
         )
         if how == "failed" and number in self.live:
             self.live[number].failures[index] += 1

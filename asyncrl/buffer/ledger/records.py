@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -106,7 +107,7 @@ NOTHING = Draw()
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What is known of a batch when it ends, for `buffer.max_staleness: auto`. Shares, but the last."""
+    """What is known of a batch when it ends, for `buffer.max_staleness: auto`. Shares, but the last two."""
 
     waited: float
     """Of the time since the batch before it ended: how long the learner waited for it."""
@@ -117,6 +118,8 @@ class Measures:
     ess: float
     """Effective sample size of its rows."""
     lr: float
+    seconds: float = 0.0
+    """Since the batch before it ended, by the learner's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,18 @@ class Decision:
     """Groups from this number on were admitted after the target was last lowered."""
     why: str
     """The target is another one; empty: it is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What the end of a batch decided about the actors' slots (`launch.tuning: auto`)."""
+
+    slots: int
+    """Tickets that one actor may hold from then on."""
+    lent: int
+    """Attempts at tickets that were issued before."""
+    why: str
+    """It is another number; empty: it is the same."""
 
 
 @dataclass(slots=True)
@@ -153,10 +168,18 @@ class Batch:
     """None: the bound was fixed, or the batch was given up."""
     decision: Decision | None = None
     """Of the bound after it; None: it was fixed."""
+    tuned: Tuned | None = None
+    """Of the slots after it; None: they are not tuned."""
 
     @property
     def version_after(self) -> int:
         return self.version + (self.outcome == "applied")
+
+
+def last_ended(line: Sequence[Batch]) -> Batch | None:
+    """The last batch of the line that has an outcome; only the last one can have none."""
+    ended = len(line) - (bool(line) and line[-1].outcome is None)
+    return line[ended - 1] if ended else None
 
 
 @dataclass(slots=True)
@@ -183,16 +206,19 @@ def read_line(db: Database) -> list[Batch]:
     columns = "serial, b, branch, version, incarnation, first_uses, outcome, candidates"
     line = []
     for serial, b, branch, version, incarnation, first_uses, outcome, candidates, *about in db.read(
-        f"SELECT {columns}, {BOUND} FROM batches WHERE released = 0 ORDER BY b"
+        f"SELECT {columns}, {BOUND}, {SLOTS} FROM batches WHERE released = 0 ORDER BY b"
     ):
         held, replay = tuple(groups.get(serial, ())), Draw(candidates, tuple(replayed.get(serial, ())))
         at = serial, b, branch, version, incarnation, first_uses
-        line.append(Batch(*at, held, outcome, replay, *of_bound(*about)))
+        *bound, slots, lent, why = about
+        line.append(Batch(*at, held, outcome, replay, *of_bound(*bound), of_slots(slots, lent, why)))
     return line
 
 
 BOUND = "bound, measures, target, next_bound, since, why"
 """Columns of a batch."""
+SLOTS = "slots, lent, slots_why"
+"""Columns of a batch under `launch.tuning: auto`."""
 
 
 def of_bound(
@@ -216,6 +242,16 @@ def of_bound(
         return bound, Measures(**{k: float(v) for k, v in json.loads(measures).items()}), decision
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"measures are {measures}, which cannot be read: {error}") from error
+
+
+def of_slots(slots: int | None, lent: int | None, why: str | None) -> Tuned | None:
+    """What a batch decided about the slots, from its columns. Raises ValueError if they are damaged."""
+    match slots, lent, why:
+        case None, None, None:
+            return None
+        case int(), int(), str():
+            return Tuned(slots, lent, why)
+    raise ValueError(f"slots, lent and slots_why are {slots, lent, why}; expected 2 integers and a text, or 3 NULL")
 
 
 def furthest(db: Database) -> tuple[int, int]:

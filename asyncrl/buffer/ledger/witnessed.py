@@ -13,7 +13,6 @@ from asyncrl.errors import RunError
 
 _STORED = "SELECT a.branch, grp, idx, t.digest FROM trajectories t JOIN attempts a USING (grp, idx, attempt)"
 _RESULTS = "SELECT serial, task, idx, digest FROM eval_results"
-_PREFIXES = "SELECT grp, idx, attempt, digest FROM prefixes"
 _TURNS = "SELECT a.branch, grp, idx, attempt, number, form, tokens FROM turns JOIN attempts a USING (grp, idx, attempt)"
 _SCORES = "SELECT grp, attempt, digest FROM scores"
 _LINES = (
@@ -29,8 +28,6 @@ class Witnessed:
     """(branch on which it was lent, group, index, digest)."""
     results: Collection[tuple[int, int, int, str]] = frozenset()
     """(serial of the evaluation, task, index, digest)."""
-    prefixes: Collection[tuple[int, int, int, str]] = frozenset()
-    """(group, index, attempt, digest)."""
     scores: Collection[tuple[int, int, str]] = frozenset()
     """(group, attempt, digest)."""
     turns: Collection[tuple[int, int, int, int, int, str, str | None]] = frozenset()
@@ -53,7 +50,6 @@ def read_witnessed(checkpoint: Path) -> Witnessed:
             return Witnessed(
                 frozenset(db.execute(_STORED)),
                 frozenset(db.execute(_RESULTS)),
-                frozenset(db.execute(_PREFIXES)),
                 frozenset(db.execute(_SCORES)),
                 frozenset(db.execute(_TURNS)),
                 dict(db.execute(_LINES)),

@@ -132,10 +132,11 @@ class Requests:
     def on_tickets(self, request: messages.TicketsRequest, _: Sequence[Frame], at_once: bool) -> Answer | None:
         buffer, asked = self._buffer, (request.actor, request.held)
         tickets, why = buffer.issue(self._clock(), *asked, request.credits)
-        hold = buffer.hold(self._clock(), *asked)
-        if not tickets and not at_once and not buffer.stopping and hold in (None, request.held):
+        hold, slots = buffer.hold(self._clock(), *asked), buffer.tickets.bound.slots
+        waits = not buffer.stopping and hold in (None, request.held) and slots.left(request.actor) != 0
+        if not tickets and not at_once and waits:
             return None
-        return Answer(*codec.ticket_reply(tickets, why, hold))
+        return Answer(*codec.ticket_reply(tickets, why, hold, slots.number))
 
     def on_renew(self, request: messages.RenewRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         return Answer(self._buffer.renew(self._clock(), request.actor, request.leases))
@@ -175,11 +176,8 @@ class Requests:
         self._counts["env_failures"] += 1
         return Answer()
 
-    def on_release(self, request: messages.ReleaseRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
-        prefixes = codec.prefixes_at(request.prefixes, frames, len(request.leases))
-        for place, prefix in prefixes.items():
-            self._buffer.limits.check_rows([prefix], f"the prefix of ticket {request.leases[place][0]}")
-        self._buffer.release(request.actor, request.leases, prefixes=prefixes)
+    def on_release(self, request: messages.ReleaseRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        self._buffer.release(request.actor, request.leases)
         return Answer()
 
     # The learner

@@ -15,16 +15,19 @@ from asyncrl.buffer.bounds.automatic import Auto, decision, in_force, stale_shar
 from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.records import Batch, Decision, Measures, one
+from asyncrl.buffer.ledger.records import Batch, Decision, Measures, last_ended, one
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.staleness import must_hold
+from asyncrl.buffer.tickets.leases import Leases
+from asyncrl.buffer.tickets.slots_in_force import SlotsInForce
 
 
 class BoundInForce:
     """Changes go through the ledger's open transaction."""
 
-    def __init__(self, ledger: Ledger, rules: Rules) -> None:
+    def __init__(self, ledger: Ledger, rules: Rules, leases: Leases) -> None:
         self._ledger, self._rules = ledger, rules
+        self.slots = SlotsInForce(ledger, rules, leases)
 
     @property
     def admits(self) -> int:
@@ -37,12 +40,7 @@ class BoundInForce:
         return self._rules.max_staleness if self._rules.auto is None else self._decided(self._rules.auto).bound
 
     def _decided(self, auto: Auto) -> Decision:
-        return in_force(auto, self._last_ended())
-
-    def _last_ended(self) -> Batch | None:
-        line = self._ledger.history.line
-        ended = len(line) - (bool(line) and line[-1].outcome is None)
-        return line[ended - 1] if ended else None
+        return in_force(auto, last_ended(self._ledger.history.line))
 
     def fixed(self, batch: Batch, bound: int) -> None:
         """Records the bound of a batch that has just been fixed."""
@@ -60,7 +58,7 @@ class BoundInForce:
         if auto is None:
             return
         if told is not None:
-            batch.measures = Measures(told.waited, idle, self._stale(batch), told.ess, told.lr)
+            batch.measures = Measures(told.waited, idle, self._stale(batch), told.ess, told.lr, told.seconds)
         line, unused = self._ledger.history.line, [g for g in self._ledger.live.values() if g.state != "assigned"]
         oldest, issued = min((g.number for g in unused), default=None), one(self._ledger.db, _ISSUED)
         found = decision(auto, line, issued, oldest, True)
@@ -71,12 +69,14 @@ class BoundInForce:
             in_time = in_time and must_hold(lasts, version, found.bound, per_step) <= per_step
             found = decision(auto, line, issued, oldest, in_time)
         self._record(batch, found)
+        self.slots.ended(batch)
 
     def taken_over(self, batch: Batch, former: Batch) -> None:
         """A branch has repeated `former`, which a fork released: what was decided at its end holds again."""
         batch.measures = former.measures
         if former.decision is not None:
             self._record(batch, replace(former.decision))
+        self.slots.taken_over(batch, former)
 
     def _record(self, batch: Batch, found: Decision) -> None:
         batch.decision = found

@@ -1,4 +1,4 @@
-"""What the attempts at a ticket leave to the next one: a prefix, or under `buffer.turns` recorded turns."""
+"""What the attempts at a ticket leave to the next one: under `buffer.turns`, recorded turns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from asyncrl.buffer.retention import ROOM_FOR_TURNS
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.tickets.leases import Leases, TicketKey
 from asyncrl.buffer.tickets.lengths import Lengths
-from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.turns import Turns
-from asyncrl.trajectory import Row, Ticket, Trajectory
+from asyncrl.trajectory import Ticket, Trajectory
 from asyncrl.trajectory.turns import DIVERGED, NOT_SCORED, Recorded
 
 GIVEN_UP = ("aborted", "timeout", NOT_SCORED)
@@ -26,7 +25,6 @@ CARRIED_AT_ONCE = 32 << 20
 class Beginning:
     """What a ticket that is issued brings along."""
 
-    prefix: Row | None
     turns: tuple[Recorded, ...]
     oldest: int
     """Oldest version that a token of the attempt may have."""
@@ -34,7 +32,7 @@ class Beginning:
 
 class Carried:
     def __init__(self, db: Database, rules: Rules) -> None:
-        self.prefixes, self.turns = Prefixes(db), Turns(db, ROOM_FOR_TURNS * rules.max_disk_bytes)
+        self.turns = Turns(db, ROOM_FOR_TURNS * rules.max_disk_bytes)
         self._before = 0
         """`carried_bytes` when the latest reply was begun."""
         self._db, self._durable, auto_s = db, rules.durable, rules.turns_auto_s
@@ -51,10 +49,8 @@ class Carried:
 
     def for_attempt(self, key: TicketKey, version: int, published: int, bound: int) -> Beginning:
         """`version`: the learner's; `published`: that the actor holds at least; `bound`: on staleness, in force."""
-        prefix = self.prefixes.for_attempt(key, version, bound)
         turns, oldest = self.turns.for_attempt(key, version, float("inf") if self._masks else bound)
-        ages = [published] + ([] if prefix is None else [prefix[1]]) + ([] if oldest is None else [oldest])
-        return Beginning(prefix and prefix[0], turns, min(ages))
+        return Beginning(turns, published if oldest is None else min(published, oldest))
 
     def fills(self, tickets: Sequence[Ticket]) -> bool:
         """Whether these tickets, all that were issued for one reply, carry so much that no other fits into it."""
@@ -66,12 +62,7 @@ class Carried:
         """Oldest versions that the tickets of a group may bring: those of its leases, and of what the tickets carry
         that nobody holds, unless that is older than `since` and ends when it is issued."""
         held = {lease.id.index: lease.min_version for lease in leases.of_group(group.number)}
-        ages = [
-            kept.oldest((group.number, index))
-            for index in range(group.size)
-            for kept in (self.prefixes, self.turns)
-            if index not in held
-        ]
+        ages = [self.turns.oldest((group.number, index)) for index in range(group.size) if index not in held]
         free = [age for age in ages if age is not None and age >= since]
         return [*held.values(), *free]
 
@@ -84,19 +75,16 @@ class Carried:
         """A trajectory is stored: what its ticket carried ends."""
         if self._lengths is not None:
             self._lengths.stored(group, trajectory)
-        self.prefixes.received(trajectory)
         self.turns.received(trajectory)
 
     def failed(self, key: TicketKey, reason: str) -> None:
         """An episode failed: its ticket begins again, but recorded turns stay where the actor gave the episode up."""
-        self.prefixes.end(key, "failed")
         if reason in GIVEN_UP:
             return
         self.turns.end(key, "diverged" if reason == DIVERGED else "failed")
 
     def drop(self, number: int, size: int) -> None:
         """Ends what the tickets of a group carry."""
-        self.prefixes.drop(number, size)
         self.turns.drop(number, size)
 
     def forked(self, version: int, live: Mapping[int, Group], size: int) -> None:
@@ -104,9 +92,8 @@ class Carried:
         go on. `size`: of the largest group."""
         for number in self.groups() - live.keys():
             self.drop(number, size)
-        self.prefixes.forked(version)
         self.turns.forked(version)
 
     def groups(self) -> set[int]:
         """Numbers of the groups whose tickets carry anything."""
-        return self.prefixes.groups() | self.turns.groups()
+        return self.turns.groups()

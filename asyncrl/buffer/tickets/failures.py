@@ -63,7 +63,6 @@ class AllFail:
         >>> every = AllFail()
         >>> for _ in range(20):
         ...     every.failed(Cause("KeyError at score.py:3"), "KeyError: 'answer' (score.py, line 3, in score)")
-        >>> every.look(0.0)
         >>> every.verdict.partition(". ")[0]
         "the first 20 episodes all failed in the same way: KeyError: 'answer' (score.py, line 3, in score)"
         """
@@ -90,8 +89,11 @@ class AllFail:
         self._failed += 1
         if self._failed <= ATTEMPTS_IN_ANY_WAY:
             self._places.add(place)
+        if not cause.outage:
+            self.look(0.0)  # at once: what is tried until the next look fails for good, and with it an evaluation
 
     def look(self, now: float) -> None:
+        """Decides; how long an outage lasts is known only here."""
         outage, detail = self._last
         if self._over or self.verdict or not self._failed:
             return

@@ -20,7 +20,7 @@ from asyncrl.buffer.tickets.leases import Leases, TicketKey
 class IssueQueue:
     def __init__(self, ledger: Ledger, rules: Rules, leases: Leases, carried: Carried, size: int, now: float) -> None:
         self._carried = carried
-        self._ledger, self._rules, self._leases, self.bound = ledger, rules, leases, BoundInForce(ledger, rules)
+        self._ledger, self._rules, self._leases, self.bound = ledger, rules, leases, BoundInForce(ledger, rules, leases)
         self._keys: list[TicketKey] = []
         """Sorted. Some are no longer issuable: a late put stored them, or their group was dropped."""
         self._per_s = max(16, rules.groups_per_step * size)  # of the largest group

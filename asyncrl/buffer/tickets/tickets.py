@@ -27,7 +27,7 @@ from asyncrl.buffer.tickets.queue import IssueQueue
 from asyncrl.buffer.tickets.validity import Validity
 from asyncrl.data.base import TaskSource
 from asyncrl.data.group_sizes import GroupSizes
-from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.wire import Frame
 
 
@@ -83,7 +83,7 @@ class Tickets:
         seed = ticket_seed(self._rules.actors_seed, "train", least[0], number, index, attempt)
         temperature = 0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature
         task, lease_s, carried = self._draws.task(group.task), self._rules.lease_s, (group.durable, begun.turns)
-        sampling = (temperature, seed, lease_s, begun.prefix, "")
+        sampling = (temperature, seed, lease_s, "")
         return Ticket(id, attempt, "train", task, least, group.size, *sampling, *carried)
 
     def _issue_group(self) -> Group:
@@ -216,11 +216,9 @@ class Tickets:
             self._requeue(lease.key)
         return True
 
-    def release(self, lease: ActiveLease, how: str, prefix: Row | None = None) -> None:
-        """How: released, lapsed or revoked. The ticket is issued again, with what its attempt has sampled."""
-        if prefix is not None:
-            self.carried.prefixes.store(lease.key, lease.attempt, prefix)
-        self._end(lease, how if prefix is None else "handed_back")
+    def release(self, lease: ActiveLease, how: str) -> None:
+        """How: released, lapsed or revoked. The ticket is issued again, with what its attempts have recorded."""
+        self._end(lease, how)
         self._requeue(lease.key)
 
     def _requeue(self, key: TicketKey) -> None:

@@ -61,12 +61,11 @@ class Validity:
                 f"{lent[0]} for tokens of version {lent[1]} or later: load `min_version` before sampling",
             )
 
-    def check_newest(self, newest: int, id: TicketId | None) -> None:
-        """Refuses tokens that nobody can have sampled by now. `id`: the ticket; None: a prefix."""
+    def check_newest(self, newest: int, id: TicketId) -> None:
+        """Refuses tokens that nobody can have sampled by now. `id`: the ticket."""
         reached = self._ledger.history.recorded_version
         if newest > reached + 1:
-            what = "a prefix" if id is None else f"ticket {id}"
-            raise Refused("bad_trajectory", f"{what} has a token of version {newest}, the learner is at {reached}")
+            raise Refused("bad_trajectory", f"ticket {id} has a token of version {newest}, the learner is at {reached}")
 
     def _leased(self, id: TicketId, attempt: int) -> tuple[str, int] | None:
         """The actor of an attempt and the oldest version that its tokens may have."""

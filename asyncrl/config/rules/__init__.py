@@ -12,6 +12,7 @@ from asyncrl.config.rules.ranks import of_ranks
 from asyncrl.config.rules.replay import doubtful_replay, of_replay
 from asyncrl.config.rules.sampling import of_sampling, without_slack
 from asyncrl.config.rules.teacher import learns_from_teacher, of_teacher
+from asyncrl.config.rules.tuning import of_tuning
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
 
@@ -45,7 +46,7 @@ def impossible(c: Tree) -> list[str]:
     problems += impossible_choices(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + of_teacher(c)
     problems += of_ranks(c) + of_sampling(c) + of_replay(c) + of_demonstrations(c)
-    problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
+    problems += _ray(c) + of_tuning(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     # Whether a user's loss corrects itself is known only after its import: the learner checks again.
     if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):
         problems.append(problem)

@@ -1,10 +1,11 @@
-"""Imports the model libraries once for the learner and the actors, while the launcher makes its checks.
+"""Imports the model libraries once for the learner and the actors, while the launcher reads its configuration and makes
+its checks. This module imports nothing that takes time itself: the launcher starts the process before its own imports.
 
-    launcher ── before its checks ──> python -m asyncrl.launch.backends.preloading: imports torch and the roles
-        │                                  │
-        └── role, log, lifeline ── FD ────>│ forks twice, so that the role is the launcher's child; ── pid ──> launcher
-                                           │ the fork runs the role's module as `python -m` would
-                                           └ is ended once all roles are forked
+    launcher ── first of all ──> python -m asyncrl.launch.backends.preloading: imports torch and the roles
+        │                             │
+        └─ role, log, lifeline ─ FD ─>│ forks twice, so that the role is the launcher's child; ── pid ──> launcher
+                                      │ the fork runs the role's module as `python -m` would
+                                      └ is ended once all roles are forked, or when the configuration needs no forks
 
 The imports of a role take seconds of CPU; the learner and the actors share them here, and the memory. Only the first
 start of a role is a fork, and only where that is safe: on Linux, where the launcher can adopt what is forked; without
@@ -29,12 +30,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from asyncrl.config import Config
 from asyncrl.launch.placement.machine import has_driver
 from asyncrl.launch.processes import RUN_MARKER, Role, python, threads
 from asyncrl.process import lifeline
+
+if TYPE_CHECKING:
+    from asyncrl.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,8 @@ ROLES = ("asyncrl.learner", "asyncrl.actors")
 """Packages whose process is forked."""
 BESIDES = ("asyncrl.actors.engines.hf.engine", "transformers.models.auto.modeling_auto")
 """What these import later, when they know their config."""
+STARTS_NOTHING = ("--dry-run", "--print", "--help", "--help-all", "-h")
+"""Options of `launch` with which no role is started."""
 MOST = 1 << 20
 """Bytes of a request: the role's environment is most of it."""
 TURN_S = 0.2
@@ -54,12 +59,9 @@ _ADOPTED_S = 10.0
 class Preloaded:
     """The launcher's handle of the process that forks roles."""
 
-    def __init__(
-        self, forks: int, deadline_s: float, roles: Sequence[str] = ROLES, besides: Sequence[str] = BESIDES
-    ) -> None:
-        """`forks`: after so many the process is ended. `deadline_s`: how long one may take, the imports included.
-        `roles`: the packages that it can run. `besides`: modules that it imports, too."""
-        self._left, self._roles, self._deadline_s = forks, roles, deadline_s
+    def __init__(self, roles: Sequence[str] = ROLES, besides: Sequence[str] = BESIDES) -> None:
+        """`roles`: the packages that it can run. `besides`: modules that it imports, too."""
+        self._roles, self._left, self._deadline_s = roles, 0, 0.0
         modules = (*(f"{package}.__main__" for package in roles), *besides)
         self.run_id = uuid.uuid4().hex
         """The id of the run that this process and its forks carry in their environment."""
@@ -79,6 +81,10 @@ class Preloaded:
                 start_new_session=True,
             )
         os.close(reading)
+
+    def expect(self, forks: int, deadline_s: float) -> None:
+        """`forks`: after so many the process is ended. `deadline_s`: how long one may take, the imports included."""
+        self._left, self._deadline_s = forks, deadline_s
 
     def fork(
         self, role: Role, environment: Mapping[str, str], output: int, pipe: int, *, interrupted: Callable[[], bool]
@@ -122,12 +128,26 @@ class Preloaded:
 
 
 @contextlib.contextmanager
-def preloading(config: Config) -> Iterator[Preloaded | None]:
-    """A process that forks the learner and the actors, where that is safe; else None."""
-    if not forkable(config):
+def early(words: Sequence[str]) -> Iterator[Preloaded | None]:
+    """The process of a launch with these words, before its configuration is known; None where it cannot be of use."""
+    nothing_starts = not words or any(word.partition("=")[0] in STARTS_NOTHING for word in words)
+    if nothing_starts or sys.platform != "linux" or has_driver():
         yield None
         return
-    preloaded = Preloaded(config.learner.ranks + config.actors.count, config.launch.start_s)
+    with contextlib.closing(Preloaded()) as preloaded:
+        yield preloaded
+
+
+@contextlib.contextmanager
+def preloading(config: Config, started: Preloaded | None = None) -> Iterator[Preloaded | None]:
+    """A process that forks the learner and the actors, where that is safe; else None. `started`: by `early`."""
+    if not forkable(config):
+        if started is not None:
+            started.close()
+        yield None
+        return
+    preloaded = started or Preloaded()
+    preloaded.expect(config.learner.ranks + config.actors.count, config.launch.start_s)
     try:
         yield preloaded
     finally:

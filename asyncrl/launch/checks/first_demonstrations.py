@@ -9,6 +9,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.model import positions
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.demonstrations import CannotRender, rows_of
+from asyncrl.rendering.roles import template_of, unknown_role
 
 FIRST, LONGEST, KINDS = 32, 16, 32
 """How many of each are rendered."""
@@ -21,12 +22,16 @@ def check_demonstrations(config: Config) -> None:
     data = open_demonstrations(config)
     if data is None:
         return
-    renderer, most = build_renderer(config), positions(config.model)
+    renderer, most, template = build_renderer(config), positions(config.model), template_of(config)
     for row in chosen(data):
+        shown = chat.decoded(data.chats.chat(row))
+        problem = unknown_role(shown.messages, template)
         try:
-            rows_of(renderer, chat.decoded(data.chats.chat(row)), most)
+            rows_of(renderer, shown, most)
         except CannotRender as error:
-            raise ConfigError(f"data.demonstrations: {data.chats.where(row)} cannot be trained on: {error}.") from error
+            problem = str(error)
+        if problem:
+            raise ConfigError(f"data.demonstrations: {data.chats.where(row)} cannot be trained on: {problem}.")
 
 
 def chosen(data: Demonstrations) -> list[int]:

@@ -28,6 +28,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.process import lifeline
 from asyncrl.process.logs import setup
 from asyncrl.redaction import hide, redact, resolved
+from asyncrl.rendering.roles import template_of, unknown_role
 from asyncrl.wire import pack, unpack
 
 START_S = 120.0
@@ -43,6 +44,7 @@ def check_reset(config: Config, tasks: Sequence[Task]) -> None:
     recipe = {
         "name": env.name, "options": json.dumps(config.model_dump(mode="json")["env"]["options"]), "path": sys.path,
         "call_s": env.call_s, "attempts": attempts, "max_reward": env.max_reward,
+        "template": template_of(config),
         "tasks": [dict(task) for task in tasks],
     }  # fmt: skip
     deadline_s = START_S + len(tasks) * attempts * (2 * env.call_s)
@@ -121,10 +123,12 @@ async def _first_failure(recipe: dict[str, Any]) -> str:
             try:
                 env = GuardedEnv(make, recipe["call_s"], recipe["max_reward"])
                 try:
-                    await env.reset({**task, "episode": 0})
+                    given = await env.reset({**task, "episode": 0})
                     env.tools  # noqa: B018 - raises where a tool is none
                 finally:
                     await env.close()
+                if strange := unknown_role(given, recipe["template"]):
+                    return f"{strange} in the data, or in what reset gives (task {task['id']!r})"
                 break
             except EpisodeFailed as failed:
                 outage = failed.cause is not None and failed.cause.outage

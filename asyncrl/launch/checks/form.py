@@ -42,6 +42,26 @@ def _check_class(named: type, name: str) -> None:
             "def reset(self, task)` and `async def step(self, message)`; derive it from asyncrl.Environment "
             "(docs/how-to/environments.md)."
         )
+    if plain := [method for method in ("reset", "step", "close") if _is_plain(getattr(named, method))]:
+        raise ValueError(
+            f"env.name is {name!r}, a class that defines {' and '.join(plain)} with `def`: write `async def`; "
+            "env.workers is for what blocks inside (docs/how-to/environments.md)."
+        )
+
+
+def _is_plain(method: Any) -> bool:
+    """Whether a method is a function that gives no awaitable. One that hands on another's says so by its annotation.
+
+    >>> async def step(self, message): ...
+    >>> def handed_on(self, message) -> "Awaitable[Turn]": return step(self, message)
+    >>> _is_plain(step), _is_plain(handed_on), _is_plain(lambda self, message: None)
+    (False, False, True)
+    """
+    method = inspect.unwrap(method)
+    if not inspect.isfunction(method) or inspect.iscoroutinefunction(method):
+        return False
+    said = str(method.__annotations__.get("return", ""))
+    return not any(word in said for word in ("Awaitable", "Coroutine", "Future", "Task["))
 
 
 def _check_agent(named: Any, name: str) -> None:

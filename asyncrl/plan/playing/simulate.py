@@ -63,7 +63,7 @@ class _Actor:
 
     @property
     def free(self) -> int:
-        return self.slots - len(self.playing)
+        return max(0, self.slots - len(self.playing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,8 @@ class Play:
         self._puts = 0
         self.bounds: list[int] = []
         """The bound on staleness of each batch."""
+        self.slots: list[int] = []
+        """The slots of all actors when it was fixed."""
         self._tally = Tally(rules, setting, length.warm_up)
 
     def run(self) -> Outcome:
@@ -144,10 +146,12 @@ class Play:
     # Actors
 
     def _join(self) -> None:
-        actor = _Actor(f"actor-{len(self._actors)}", self._setting.slots, self._core.ledger.history.published or 0)
+        number = self._core.tickets.bound.slots.number
+        slots = self._setting.slots if number is None else number
+        actor = _Actor(f"actor-{len(self._actors)}", slots, self._core.ledger.history.published or 0)
         self._actors.append(actor)
         self._world.join(actor.name, actor.held)
-        self._tally.slots(self._clock.now, self._setting.slots)
+        self._tally.slots(self._clock.now, slots)
         self._clock.after(self._renew_s * (1 + len(self._actors) % 7 / 7), lambda: self._renew(actor))
         self._request(actor)
 
@@ -170,7 +174,8 @@ class Play:
                 self._line.rotate(-1)  # it stands in another line, until it has loaded
                 continue
             tickets, _ = self._core.issue(self._clock.now, actor.name, (0, actor.held), actor.free)
-            if not tickets:
+            self._learn(actor)
+            if not tickets and self._core.tickets.bound.slots.left(actor.name) != 0:
                 return
             for ticket in tickets:
                 self._begin(actor, ticket)
@@ -179,6 +184,13 @@ class Play:
             else:
                 self._line.popleft()
                 actor.waiting = False
+
+    def _learn(self, actor: _Actor) -> None:
+        """The reply says how many slots are in force."""
+        number = self._core.tickets.bound.slots.number
+        if number is not None and number != actor.slots:
+            self._tally.slots(self._clock.now, number - actor.slots)
+            actor.slots = number
 
     def _begin(self, actor: _Actor, ticket: Ticket) -> None:
         lease = ticket.id, ticket.attempt
@@ -237,6 +249,7 @@ class Play:
             self._waited_s = self._clock.now - self._asked_at
             b, groups = self._batch, [self._core.ledger.live[number] for number in answer.batch.groups]
             self.bounds.append(answer.batch.bound)
+            self.slots.append(sum(actor.slots for actor in self._actors))
             self._tally.fixed(self._clock.now, self._asked_at, answer.batch, groups)
             self._tally.live(self._core.tickets.places.taken(), ended_groups(self._core))
             self._world.train(b, sum(group.tokens for group in groups), lambda: self._finished(b))
@@ -255,7 +268,7 @@ class Play:
         now, since = self._clock.now, self._ended_at
         waited = self._waited_s / (now - since) if now > since else 0.0
         self._ended_at = now
-        told = Told(min(1.0, waited), 1.0, 0.0)
+        told = Told(min(1.0, waited), 1.0, 0.0, now - since)
         self._version = self._core.finished(self._incarnation, b, "applied", told, now)
         self._batch = b + 1
         if self._joins is not None and self._version == self._joins.version:

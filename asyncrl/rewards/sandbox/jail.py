@@ -243,7 +243,7 @@ def _watch(code: int, plan: dict[str, Any], started: float) -> dict[str, Any]:
             break
         if time.monotonic() - started > plan["timeout"]:
             why = "time"
-        elif _resident() > plan["memory_mb"] << 20:
+        elif _exceeds(plan["memory_mb"] << 20):
             why = "memory"
         elif pid == 0:
             time.sleep(0.01)
@@ -277,6 +277,21 @@ def _descendants() -> list[int]:
         new = {pid for pid, parent in parents.items() if parent in new} - descendants
         descendants |= new
     return sorted(descendants)
+
+
+def _exceeds(limit: int) -> bool:
+    """The processes inside hold more than `limit` bytes. While some begin or end, each is read with another share of
+    what they share; a reading above the limit is therefore repeated while they stand still."""
+    if _resident() <= limit:
+        return False
+    stopped = _descendants()
+    for pid in stopped:
+        _signal(pid, signal.SIGSTOP)
+    if _resident() > limit:
+        return True  # they are killed where they stand
+    for pid in stopped:
+        _signal(pid, signal.SIGCONT)
+    return False
 
 
 def _resident() -> int:

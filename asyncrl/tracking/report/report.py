@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.tracking import bound_events
 from asyncrl.tracking.advice import advice
+from asyncrl.tracking.report import pareto
 from asyncrl.tracking.report.panels import DASHBOARD, Panel
 from asyncrl.tracking.report.plots import draw, names
 from asyncrl.tracking.series import FATES, STOP_REASONS
@@ -28,6 +29,9 @@ MOST_TOOLS = 10
 """Tools in the table of the slowest."""
 
 AGAIN = "<code>asyncrl report RUN</code> draws them all."
+
+PLAN = "plan"
+"""The picture of what `asyncrl plan` has played."""
 
 Tile = tuple[str, str]
 """Title and value, as HTML."""
@@ -55,6 +59,14 @@ def write_report(
             pictures[panel.slug] = base64.b64encode(png).decode()
     temporary = run.report.with_suffix(".html.part")
     said = [*notes, *bound_events.note(run.path / "events.jsonl")]
+    try:
+        played = pareto.read(run.plan)
+    except ValueError as error:
+        said.append(("plan", str(error)))
+    else:
+        if played is not None:
+            (run.plots / f"{PLAN}.png").write_bytes(png := pareto.draw(played))
+            pictures[PLAN] = base64.b64encode(png).decode()
     temporary.write_text(page(run.name, records, pictures, left_out, said))
     temporary.replace(run.report)
     return left_out
@@ -76,6 +88,9 @@ def page(
         rest = [p for p in panels if p.slug not in FIRST and p.slug in pictures]
         if rest:
             body.append(f"<h2>{html.escape(title)}</h2>" + _grid(rest, pictures))
+    if PLAN in pictures:
+        shown = f"<div class=grid><img alt='plan' src='data:image/png;base64,{pictures[PLAN]}'></div>"
+        body.append(f"<h2>asyncrl plan</h2>{shown}")
     body.append("<footer>Every series is explained in docs/reference/series.md. Data: metrics.jsonl.</footer>")
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>asyncrl {html.escape(name)}</title>"

@@ -205,8 +205,8 @@ def _reward(v: View) -> RenderableType:
 
 def _throughput(v: View) -> RenderableType:
     rows = _rows()
-    rows.add_row("generated", f"[bold]{_rate(v.generated_per_s)}[/] tokens/s  [dim]{_short(v.generated)} in all[/]")
-    rows.add_row("trained", f"[bold]{_rate(v.trained_per_s)}[/] tokens/s  [dim]{_short(v.trained)} in all[/]")
+    for what, rate, count in (("generated", v.generated_per_s, v.generated), ("trained", v.trained_per_s, v.trained)):
+        rows.add_row(what, f"[bold]{_rate(rate)}[/] tokens/s" + (f"  [dim]{_short(count)} in all[/]" if count else ""))
     if v.ess is not None:
         rows.add_row("sample size", f"{v.ess:.1%} effective")
     return rows

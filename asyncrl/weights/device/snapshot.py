@@ -30,7 +30,7 @@ class SnapshotLayout:
     """Where each tensor lies."""
 
     sizes: tuple[int, ...]
-    """Bytes of each chunk."""
+    """Bytes of each chunk that are filled: what a broadcast sends of it."""
     entries: tuple[Entry, ...]
 
     def views(self, index: int, chunk: Tensor) -> Views:
@@ -56,15 +56,16 @@ class DeviceSnapshot:
         places: list[_Place] = []
         checksums: list[Tensor] = []
         bad: list[Tensor] = []
+        filled: dict[int, int] = {}
         chunk, at = 0, 0
         for name, tensor in tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             if dtype not in DTYPES:
                 raise ValueError(f"{name} has dtype {dtype}, expected one of {', '.join(DTYPES)}")
-            size = tensor.nbytes
-            if at and at + size > len(self.chunks[chunk]):
+            size, room = tensor.nbytes, max(tensor.nbytes, 1)
+            if at and at + room > len(self.chunks[chunk]):
                 chunk, at = chunk + 1, 0
-            self._room(chunk, at + size)
+            self._room(chunk, at + room)
             to = self.chunks[chunk][at : at + size]
             to.copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
             checksums.append(checksum(to))
@@ -73,12 +74,13 @@ class DeviceSnapshot:
             else:
                 bad.append(torch.zeros((), dtype=torch.int64, device=self._device))
             places.append(_Place(name, dtype, tuple(tensor.shape), chunk, at))
-            at += -(-max(size, 1) // ALIGN) * ALIGN
+            filled[chunk] = at + room
+            at += -(-room // ALIGN) * ALIGN
         if any(wrong := torch.stack(bad).tolist() if bad else []):
             name = next(place.name for place, count in zip(places, wrong, strict=True) if count)
             raise RunError(f"weights of version {version} are not published: {name} holds values that are not finite.")
-        del self.chunks[chunk + 1 :]
-        self.layout = self._laid_out(places, as_hex(checksums))
+        del self.chunks[len(filled) :]
+        self.layout = _laid_out(tuple(filled.values()), places, as_hex(checksums))
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return digest_of(self.layout.entries)
@@ -90,13 +92,9 @@ class DeviceSnapshot:
         if size > len(self.chunks[chunk]):
             self.chunks[chunk] = torch.empty(max(size, self._chunk_bytes), dtype=torch.uint8, device=self._device)
 
-    def _laid_out(self, places: Sequence[_Place], digests: Sequence[str]) -> SnapshotLayout:
-        sizes = tuple(len(chunk) for chunk in self.chunks)
-        entries = (
-            Entry(p.name, p.dtype, p.shape, sum(sizes[: p.chunk]) + p.at, digest)
-            for p, digest in zip(places, digests, strict=True)
-        )
-        return SnapshotLayout(sizes, tuple(entries))
+    def filled(self) -> list[Tensor]:
+        """What a broadcast sends: of each chunk the bytes that hold tensors, a view of [layout.sizes[i]]."""
+        return [chunk[:size] for chunk, size in zip(self.chunks, self.layout.sizes, strict=True)]
 
 
 class _Place(NamedTuple):
@@ -105,6 +103,14 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
     chunk: int
     at: int
+
+
+def _laid_out(sizes: tuple[int, ...], places: Sequence[_Place], digests: Sequence[str]) -> SnapshotLayout:
+    entries = (
+        Entry(p.name, p.dtype, p.shape, sum(sizes[: p.chunk]) + p.at, digest)
+        for p, digest in zip(places, digests, strict=True)
+    )
+    return SnapshotLayout(sizes, tuple(entries))
 
 
 def all_views(layout: SnapshotLayout, chunks: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:

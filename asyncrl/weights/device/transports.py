@@ -132,7 +132,7 @@ class Broadcast:
             raise WireError(f"{reader} asks for weights without having joined")
 
     def send(self, reader: str, snapshot: DeviceSnapshot, failed: Failed) -> None:
-        self._readers[reader].send(list(snapshot.chunks), failed)
+        self._readers[reader].send(snapshot.filled(), failed)
 
     @property
     def free(self) -> bool:
@@ -143,7 +143,7 @@ class Broadcast:
         ends = list(accumulate((self._ranks[reader] for reader in members), initial=1))
         if self._all.lost or members != self._members or any(asked.group != self._meet for asked in party):
             self._members, self._meet = members, self._meet_anew(self._all, ends[-1], self._together_s)
-        self._all.send(list(snapshot.chunks), failed)
+        self._all.send(snapshot.filled(), failed)
         common = {"kind": self._kind, "meet": self._meet, "size": ends[-1], "wait_s": self._together_s}
         return {reader: common | {"first": first} for reader, first in zip(members, ends[:-1], strict=True)}
 

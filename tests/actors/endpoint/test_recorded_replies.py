@@ -63,7 +63,7 @@ def test_an_interrupted_agent_is_called_again_and_gets_its_recorded_replies(carr
     recorder = Recorder()
     first, _, progress = attempt(talks, "a", recorder)
     assert numbers(recorder) == [(n, "summary") for n in range(TURNS)]
-    assert progress.prefix_tokens == progress.tokens == first.num_policy_tokens
+    assert progress.kept_tokens == progress.tokens == first.num_policy_tokens
     second, engine, progress = attempt(talks, "b", recorder, carried)
     assert len(engine.calls) == TURNS - carried, "what was recorded is not sampled again"
     (row,) = second.rows
@@ -73,7 +73,7 @@ def test_an_interrupted_agent_is_called_again_and_gets_its_recorded_replies(carr
     assert numbers(recorder) == [(n, "summary") for n in range(TURNS)]
     records = [record for record in recorder.records if isinstance(record, RecordedSample)]
     assert [record.digest() for record in records] == [turn_digest(second, n) for n in range(TURNS)]
-    assert progress.prefix_tokens == progress.tokens
+    assert progress.kept_tokens == progress.tokens
     times = [(record.queue, record.prefilled, record.sampled) for record in second.turn_records]
     assert times == [(0.5, 3, len(record.token_ids)) for record in records]
     given = first.turn_records[:carried], second.turn_records[:carried]
@@ -120,7 +120,7 @@ def test_an_agent_that_declares_nothing_begins_anew_and_records_nothing(declared
     attempt(talks, "a", recorder)
     t, engine, progress = attempt(agent, "b", recorder, 2)
     assert (len(engine.calls), t.turns, len(recorder.records)) == (TURNS, TURNS, 2)
-    assert progress.prefix_tokens == 0
+    assert progress.kept_tokens == 0
 
 
 def test_another_request_than_the_recorded_one_ends_the_attempt() -> None:
@@ -302,7 +302,7 @@ def test_without_room_on_the_disk_an_agent_goes_on_and_records_nothing_more(room
     recorder = Recorder(room=room)
     t, _, progress = attempt(talks, "a", recorder)
     assert (t.turns, len(recorder.records), recorder.full) == (TURNS, room, 1)
-    assert progress.prefix_tokens == sum(len(r.token_ids) for r in recorder.records)  # type: ignore[attr-defined]
+    assert progress.kept_tokens == sum(len(r.token_ids) for r in recorder.records)  # type: ignore[attr-defined]
     recorder.room = 9
     again, engine, _ = attempt(talks, "b", recorder, room)
     assert (again.turns, len(engine.calls)) == (TURNS, TURNS - room)

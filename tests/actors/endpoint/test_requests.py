@@ -57,6 +57,7 @@ def test_the_token_dialect_of_vllm() -> None:
             "messages[1].content[0].image_url",
         ),
         ({"messages": [{"role": "user", "content": [7]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "human", "content": "Hi"}]}, "messages"),
         ({"messages": []}, "messages"),
     ],
 )

@@ -87,7 +87,8 @@ def _shared(engine: Any) -> Any:
     return lambda: shared
 
 
-@pytest.mark.parametrize("how", [pytest.param("tensor", marks=pytest.mark.system), "group"])
+@pytest.mark.system
+@pytest.mark.parametrize("how", ["tensor", "group"])
 def test_weights_without_a_folder(subject: Subject, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same conformance tests, once the weights come another way."""
     engine: Any = subject.make()._engine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from asyncrl.buffer.bounds.automatic import BARRED, CALM, LOOKED_AT, Auto, decision, in_force, target_after
-from asyncrl.buffer.ledger.records import Decision, Measures
+from asyncrl.buffer.ledger.records import Decision, Measures, Tuned
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 
@@ -20,6 +20,7 @@ class FakeBatch:
     bound: int
     measures: Measures | None
     decision: Decision | None = None
+    tuned: Tuned | None = None
 
 
 def measures(cost: float = 0.0, ess: float = 1.0, lr: float = 0.0) -> Measures:

@@ -76,7 +76,9 @@ def requests(folder: Path) -> list[list[bytes]]:
         {"op": "status"},
     ]
     id = TicketId(0, 0, 0)
-    turns = [encode_turn(id, 0, each) for each in (RESET, sample(0), answer(0), sample(1, stop_reason="abort"))]
+    played = (RESET, sample(0), answer(0), sample(1, stop_reason="abort"))
+    replies = (sample(0, summary=True), sample(1, summary=True, beside=1))  # of an agent
+    turns = [encode_turn(id, 0, each) for each in (*played, *replies)]
     puts = [[pack({"op": "put"} | who), record]] * 6 + [[pack({"op": "turn", "actor": "actor-0"} | who), *turns]] * 3
     return [[pack(header | who)] for header in headers] + puts
 

@@ -46,6 +46,7 @@ def test_an_evaluation_is_pinned_and_apart_from_training(tmp_path: Path) -> None
     reply = buffer.evaluation(everyone=True)
     (played,) = reply.sets
     assert (reply.done, reply.pinned, played.state, played.failed) == (True, None, "done", 1)
+    assert played.failure == "env_error: boom"
     assert {way: (m.share, m.episodes, m.failed, m.reward) for way, m in played.measures.items()} == {
         "sampled": (0.0, 3, 0, 0.5),
         "greedy": (0.0, 2, 1, 0.5),

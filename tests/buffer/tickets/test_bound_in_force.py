@@ -196,7 +196,7 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
     play(buffer)
     for b, bound in enumerate((3, 5)):
         step(buffer, incarnation, b, bound)
-    assert list(changes.news()) == [(2, 5, "it jumps")]
+    assert list(changes.news()) == [("bound", 2, 5, "it jumps")]
     assert list(changes.news()) == []
 
 
@@ -208,7 +208,7 @@ def test_the_change_after_a_batch_that_was_open_when_the_buffer_began_is_told(tm
     assert buffer.batch(0.0, incarnation, 1).state == "ready"
     changes = Changes(buffer.ledger)
     step(buffer, incarnation, 1, 5)
-    assert list(changes.news()) == [(2, 5, "it jumps")]
+    assert list(changes.news()) == [("bound", 2, 5, "it jumps")]
 
 
 @pytest.mark.parametrize("began_again", [False, True])
@@ -231,7 +231,7 @@ def test_a_change_that_a_branch_takes_over_is_told_once(tmp_path: Path, began_ag
     assert list(changes.news()) == []
     play(buffer)
     step(buffer, again, 3, 2)
-    assert list(changes.news()) == [(4, 2, "it jumps")]
+    assert list(changes.news()) == [("bound", 4, 2, "it jumps")]
 
 
 def test_a_slot_that_plays_an_evaluation_is_not_idle(tmp_path: Path) -> None:

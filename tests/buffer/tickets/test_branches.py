@@ -16,8 +16,6 @@ from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory.turns import RecordedSample
 from tests.buffer.fakes import equation, learner, open_buffer, put, step, trajectory
 from tests.buffer.tickets.test_lengths import cut
-from tests.buffer.tickets.test_prefixes import counts as of_prefixes
-from tests.buffer.tickets.test_prefixes import hand_back, prefix
 from tests.buffer.tickets.test_turns import RESET, answer, counts, episode, issue, played, record, sample
 from tests.buffer.tickets.test_turns import violations as of_turns
 
@@ -118,20 +116,6 @@ def test_turns_of_a_trajectory_that_the_disk_lost_went_on_nowhere(tmp_path: Path
     record(buffer, again, [RESET, sample(0, 0)])
     assert put(buffer, played(again, [sample(0, 0)])) == "stored"
     assert violations(buffer, tmp_path) == []
-
-
-def test_a_prefix_goes_on_unless_it_is_later_than_the_branch(tmp_path: Path) -> None:
-    buffer = open_buffer(tmp_path, max_staleness=3)
-    learner(buffer)
-    advance(buffer)
-    one, two = issue(buffer, credits=2)
-    advance(buffer)
-    hand_back(buffer, one, prefix((1, 1)))
-    hand_back(buffer, two, prefix((1, 2)))
-    fork(buffer, 1)
-    assert of_prefixes(buffer) == {"kept": 1, "discarded_branch": 1}
-    again = issue(buffer, credits=2)
-    assert [t.prefix is not None for t in again] == [True, False]
 
 
 def test_attempts_lent_before_the_branch_are_void(tmp_path: Path) -> None:

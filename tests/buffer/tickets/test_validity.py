@@ -20,7 +20,30 @@ from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from tests.buffer.fakes import learner, open_buffer, trajectory
-from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix, train_on
+from tests.buffer.tickets.test_turns import record, sample
+
+
+def issue(buffer: Buffer, actor: str, version: int = 0, credits: int = 1) -> list[Ticket]:
+    return buffer.issue(0.0, actor, (0, version), credits)[0]
+
+
+def train_on(buffer: Buffer, incarnation: int, b: int) -> None:
+    """One training step; what is left of incomplete groups is given back."""
+    tickets = issue(buffer, "other", b, 100)
+    groups: dict[int, list[Ticket]] = {}
+    for ticket in tickets:
+        groups.setdefault(ticket.id.group, []).append(ticket)
+    back: list[Ticket] = []
+    for members in groups.values():
+        if len(members) == 2:
+            for ticket in members:
+                put(buffer, trajectory(ticket, (b,)), "other")
+        else:
+            back += members
+    buffer.release("other", [(t.id, t.attempt) for t in back])
+    assert buffer.batch(0.0, incarnation, b).state == "ready"
+    buffer.finished(incarnation, b, "applied")
+    buffer.published(incarnation, 0, b + 1, "digest")
 
 
 def put(buffer: Buffer, t: Trajectory, actor: str) -> str:
@@ -94,11 +117,12 @@ def test_whatever_is_refused_ends_the_attempt_of_its_actor(tmp_path: Path, chang
     assert attempts(buffer, ticket) == [("a", "failed")]
 
 
-def test_what_continues_a_prefix_may_be_as_old_as_the_prefix(tmp_path: Path) -> None:
-    buffer = at_version(tmp_path, 0)
+def test_what_continues_a_recorded_turn_may_be_as_old_as_the_turn(tmp_path: Path) -> None:
+    buffer = at_version(tmp_path, 0, durable=True)
     ticket, _ = issue(buffer, "a", credits=2)
     train_on(buffer, 1, 0)
-    hand_back(buffer, ticket, prefix((0, 0)), "a")
+    record(buffer, ticket, [sample(0, stop_reason="abort")], "a")
+    buffer.release("a", [(ticket.id, ticket.attempt)])
     (again,) = issue(buffer, "b", 1)
     assert again.id == ticket.id
     assert again.min_version == (0, 1)
@@ -146,7 +170,7 @@ def test_of_an_evaluation_too(tmp_path: Path) -> None:
 
 
 ACTORS = ("a", "b")
-ENDS = ("lapsed", "released", "failed", "handed back", "leased")
+ENDS = ("lapsed", "released", "failed", "handed over", "leased")
 
 
 Life = tuple[str, str, int]
@@ -161,7 +185,7 @@ def lives(draw: st.DrawFn) -> list[Life]:
 
 def lived(folder: Path, lives: list[Life]) -> tuple[Buffer, Ticket]:
     """A buffer whose first ticket had these attempts; others, of `other`, may lie between them."""
-    buffer = open_buffer(folder, max_staleness=3, env_retries=99, capacity=999)
+    buffer = open_buffer(folder, max_staleness=3, env_retries=99, capacity=999, durable=True)
     incarnation = learner(buffer)
     version, now, first, second = 0, 0.0, None, None
     for number, (actor, ended, at) in enumerate(lives, 1):
@@ -173,9 +197,10 @@ def lived(folder: Path, lives: list[Life]) -> tuple[Buffer, Ticket]:
         assert ticket.id == first.id
         second = second or issue(buffer, "keeper", version)[0]  # so that the group stays incomplete
         lease = (ticket.id, ticket.attempt)
-        if ended in ("released", "handed back"):
-            sampled = {0: prefix((ticket.min_version[1],))} if ended == "handed back" else {}
-            buffer.release(actor, [lease], prefixes=sampled)
+        if ended == "handed over":
+            record(buffer, ticket, [sample(0, version, stop_reason="abort")], actor)
+        if ended in ("released", "handed over"):
+            buffer.release(actor, [lease])
         elif ended == "failed":
             buffer.fail(actor, *lease, "env_error", "boom")
         elif ended == "lapsed" or number < len(lives):

@@ -18,7 +18,7 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.launch.backends import preloaded
-from asyncrl.launch.backends.preloaded import Preloaded, forkable, preloading
+from asyncrl.launch.backends.preloaded import Preloaded, early, forkable, preloading
 from asyncrl.launch.processes import Process, Role, adopt_orphans, of_run, python, role_of
 from tests.waiting import until
 
@@ -37,7 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def forking(forks: int = 2, besides: Sequence[str] = ()) -> Iterator[Preloaded]:
-    preloaded = Preloaded(forks, 30.0, (PACKAGE,), besides)
+    preloaded = Preloaded((PACKAGE,), besides)
+    preloaded.expect(forks, 30.0)
     try:
         yield preloaded
     finally:
@@ -124,7 +125,8 @@ def test_an_interrupted_launcher_waits_for_no_imports(folder: Path) -> None:
 
 
 def test_imports_have_a_deadline(folder: Path) -> None:
-    preloaded = Preloaded(1, 0.5, (PACKAGE,), (f"{PACKAGE}.slow",))
+    preloaded = Preloaded((PACKAGE,), (f"{PACKAGE}.slow",))
+    preloaded.expect(1, 0.5)
     with contextlib.closing(preloaded):
         role = start(preloaded, folder, "a", "0")
         assert said(folder, "a")["forked"] is False
@@ -151,6 +153,49 @@ def test_a_machine_with_gpus_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         assert nothing is None
 
 
+def ended(preloaded: Preloaded) -> bool:
+    return preloaded._process.returncode is not None
+
+
+def test_it_is_started_before_the_configuration_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloaded, "has_driver", lambda: False)
+    with early(["quickstart"]) as started:
+        assert started is not None
+        with preloading(Config(), started) as taken:
+            assert taken is started
+            assert not ended(started)
+        assert ended(started)
+    with early(["quickstart"]) as started:
+        assert started is not None
+        with preloading(Config.model_validate({"actors": {"threads": 2}}), started) as taken:
+            assert taken is None
+            assert ended(started), "this configuration needs no forks"
+    with early(["quickstart"]) as started:
+        assert started is not None
+    assert ended(started), "the command ended with an error"
+
+
+def test_what_starts_no_role_starts_no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloaded, "has_driver", lambda: False)
+    for words in ([], ["quickstart", "--dry-run"], ["quickstart", "--print=k8s"], ["--help"]):
+        with early(words) as nothing:
+            assert nothing is None
+    monkeypatch.setattr(preloaded, "has_driver", lambda: True)
+    with early(["quickstart"]) as nothing:
+        assert nothing is None
+
+
+def test_a_command_starts_it_before_its_own_imports() -> None:
+    program = (
+        "import os, sys; from asyncrl.launch.backends import preloaded\n"
+        "preloaded.has_driver = lambda: False\n"
+        "def start(self): print('asyncrl.config' in sys.modules, flush=True); os._exit(0)\n"
+        "preloaded.Preloaded.__init__ = start\n"
+        "from asyncrl.cli import main; main(['launch', 'quickstart'])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60) == "False\n"
+
+
 def test_what_was_not_needed_is_ended(folder: Path) -> None:
     with forking() as preloaded:
         assert [process.pid for process in of_run(preloaded.run_id)] == [preloaded._process.pid]
@@ -160,7 +205,7 @@ def test_what_was_not_needed_is_ended(folder: Path) -> None:
 LAUNCHER = f"""
 import time
 from asyncrl.launch.backends.preloaded import Preloaded
-preloaded = Preloaded(2, 60.0, ({PACKAGE!r},), ({PACKAGE + ".slow"!r},))
+preloaded = Preloaded(({PACKAGE!r},), ({PACKAGE + ".slow"!r},))
 print(preloaded._process.pid, flush=True)
 time.sleep(300)
 """

@@ -146,7 +146,12 @@ SLOW = (
     "fsdp2-2-nodes-of-2-lora",
     *(name for name in CASES if name.startswith("megatron") and name not in QUICK),
 )
-SYSTEM = ("fsdp2-2-nodes-of-2",)
+SYSTEM = (
+    "fsdp2-2-untied",
+    "fsdp2-2-checkpointing",
+    "fsdp2-2-nodes-of-2",
+    *(name for name in QUICK if name != "megatron-tp2"),
+)
 
 
 def kept_sets(seed: int) -> list[dict[int, list[int]]]:

@@ -20,7 +20,7 @@ def fake_session(max_staleness: int | str) -> Any:
     config = SimpleNamespace(
         buffer=SimpleNamespace(max_staleness=max_staleness), learner=SimpleNamespace(lr=2e-5)
     )  # fmt: skip
-    return SimpleNamespace(config=config, waited_share=lambda now: 0.25)
+    return SimpleNamespace(config=config, waited=lambda now: (2.0, 0.25))
 
 
 def fake_result(outcome: str, proximal: list[float], lr: float) -> Any:

@@ -188,8 +188,16 @@ def test_in_the_warm_up_only_the_critic_learns(model: Path, kind: str) -> None:
     assert any(not torch.equal(t, after[n]) for n, t in trainer.backend.weights())
 
 
-@pytest.mark.parametrize("kind", ["shared", "separate"])
-@pytest.mark.parametrize("r", [0, 4], ids=["all", "lora"])
+@pytest.mark.parametrize(
+    ("r", "kind"),
+    [
+        pytest.param(0, "shared", marks=pytest.mark.system),
+        (0, "separate"),
+        (4, "shared"),
+        pytest.param(4, "separate", marks=pytest.mark.system),
+    ],
+    ids=["all-shared", "all-separate", "lora-shared", "lora-separate"],
+)
 def test_save_and_load_go_on_bit_for_bit(model: Path, tmp_path: Path, kind: str, r: int) -> None:
     given = GAE | {"minibatches": 2, "lora": {"r": r}}
     _, first = a_trainer(model, **given, critic=kind)
@@ -282,7 +290,7 @@ def on_a_rank(model: Path, folder: Path, kind: str) -> tuple[dict[str, Tensor], 
     return found, all(torch.equal(t, found[n]) for n, t in weights(again).items())
 
 
-@pytest.mark.parametrize("kind", ["shared", "separate"])
+@pytest.mark.parametrize("kind", ["shared", pytest.param("separate", marks=pytest.mark.system)])
 def test_two_ranks_train_what_one_process_trains(model: Path, tmp_path: Path, kind: str) -> None:
     _, alone = a_trainer(model, **GAE, critic=kind)
     trained(alone, 3)

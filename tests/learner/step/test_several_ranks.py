@@ -85,7 +85,13 @@ CRITIC: dict[str, Any] = {"advantage": "gae", "critic_lr": 3e-3}
 
 
 @pytest.mark.parametrize(
-    "learner", [{}, CRITIC | {"critic": "shared"}, CRITIC | {"critic": "separate"}], ids=["plain", "shared", "separate"]
+    "learner",
+    [
+        {},
+        pytest.param(CRITIC | {"critic": "shared"}, marks=pytest.mark.system),
+        pytest.param(CRITIC | {"critic": "separate"}, marks=pytest.mark.system),
+    ],
+    ids=["plain", "shared", "separate"],
 )
 def test_a_rank_computes_the_loss_of_its_own_micro_batches_alone(learner: dict[str, Any], model: str) -> None:
     """At the same rows a rank, the number of calls is that of one process. Before, it grew with the ranks."""
@@ -153,7 +159,15 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("learner", OBJECTIVES.values(), ids=OBJECTIVES)
+QUICK = ("kl", "shared critic")
+"""The others are played by `make test-system`."""
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [pytest.param(given, marks=() if name in QUICK else pytest.mark.system) for name, given in OBJECTIVES.items()],
+    ids=OBJECTIVES,
+)
 def test_every_rank_has_the_record_of_one_process(learner: dict[str, Any], model: str) -> None:
     expected, weights = trained(learner, model)
     ranks = on_kept_ranks(2, trained, learner, model)

@@ -226,7 +226,12 @@ def test_a_users_loss_that_declares_its_properties_saves_a_forward_pass(tmp_path
     assert differ(weights["declared"], weights["undeclared"]) < 1e-5
 
 
-@pytest.mark.parametrize("loss", sorted(n for n, fn in LOSSES.items() if properties_of(fn).linear_in_advantage))
+LINEAR = sorted(n for n, fn in LOSSES.items() if properties_of(fn).linear_in_advantage)
+QUICK = ("decoupled_ppo", "ppo", "reinforce")
+"""The others are played by `make test-system`."""
+
+
+@pytest.mark.parametrize("loss", [pytest.param(n, marks=() if n in QUICK else pytest.mark.system) for n in LINEAR])
 def test_rows_without_advantage_need_no_gradient(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
     # Group 1 is all alike, and so is every row of it; mini-batch 2 of 2 holds nothing else.
     def alike(seed: int) -> Batch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncrl.rewards.sandbox import LocalSandbox, Result, Run
@@ -25,13 +24,3 @@ needs_namespaces = pytest.mark.skipif(not namespaces(), reason="this kernel give
 def run(code: str, *, seconds: float = 10.0, **options: Any) -> Result:
     limits = {name: options.pop(name) for name in ("isolation", *TIGHT) if name in options}
     return LocalSandbox(**{**TIGHT, **limits}).run_now(Run(code, run_timeout=seconds, **options))
-
-
-def jails() -> list[str]:
-    """What is left of any jail: its layers, and whatever runs as a user that only jails have."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        command, uids = process.info["cmdline"] or [], process.info["uids"]
-        if any("jail.py" in word for word in command) or (uids and uids.real >= 2_000_000_000):
-            found.append(f"{process.pid}: {' '.join(command)}")
-    return found

@@ -22,7 +22,7 @@ import pytest
 
 from asyncrl.rewards.sandbox import HttpSandbox, LocalSandbox, Run
 from asyncrl.rewards.sandbox.server import make_server
-from tests.rewards.sandbox.boxes import TIGHT, jails, needs_namespaces, run
+from tests.rewards.sandbox.boxes import TIGHT, needs_namespaces, run
 
 
 @needs_namespaces
@@ -177,9 +177,10 @@ def test_a_jail_dies_with_whoever_asked_for_it() -> None:
     asking = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": "/tmp"})
     try:
         deadline = time.monotonic() + 60
-        while not any("main.py" in line for line in jails()) and time.monotonic() < deadline:
+        below: list[psutil.Process] = []
+        while len(below) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
-        below = psutil.Process(asking.pid).children(recursive=True)
+            below = psutil.Process(asking.pid).children(recursive=True)
         assert len(below) == 3, "supervisor, init, code"
     finally:
         asking.kill()

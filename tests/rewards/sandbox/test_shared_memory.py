@@ -134,6 +134,25 @@ def test_what_processes_share_is_counted_once(mb: int, message: str) -> None:
 
 
 @needs_namespaces
+def test_what_processes_share_is_counted_once_also_while_they_begin_and_end() -> None:
+    """Between two readings of /proc a process begins or ends, and the shares of the others change."""
+    code = (
+        "import mmap, os, time\n"
+        "with open('shared', 'w+b') as file:\n"
+        "    file.truncate(50 << 20); held = mmap.mmap(file.fileno(), 50 << 20)\n"
+        "for place in range(0, 50 << 20, 4096): held[place] = 1\n"
+        "end = time.monotonic() + 2\n"
+        "while time.monotonic() < end:\n"
+        "    for _ in range(3):\n"
+        "        if os.fork() == 0: sum(held[place] for place in range(0, 50 << 20, 4096)); os._exit(0)\n"
+        "    for _ in range(3): os.wait()\n"
+        "print('done')\n"
+    )
+    result = run(code, memory_mb=90, disk_mb=120, file_mb=100)
+    assert (result.message, result.run.stdout) == ("", "done\n"), result
+
+
+@needs_namespaces
 def test_programs_that_share_files_or_end_their_children_work_as_before() -> None:
     code = (
         "import mmap, os, subprocess, threading\n"

@@ -58,7 +58,7 @@ def test_without_an_account_the_remedy_is_named(monkeypatch):
     wandb = pytest.importorskip("wandb")
     pytest.importorskip("wandb_workspaces")
     monkeypatch.setattr(wandb, "login", lambda **asked: False)
-    with pytest.raises(RunError, match="wandb login"):
+    with pytest.raises(RunError, match=r"wandb login.*--save-to FILE"):
         make_workspace("p")
 
 

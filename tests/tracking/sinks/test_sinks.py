@@ -21,6 +21,8 @@ EVERY = sorted(
 )
 """One series of each family, and every other series."""
 
+OPENS_ON = {"reward", "success", "held_out_success_sampled", "held_out_success_greedy"}
+
 LOG_ALL = """
 import json, sys
 from pathlib import Path
@@ -51,6 +53,12 @@ sink.record({"step": 1, "reward/mean": 0.5})
 store.write([a_rollout(1, text="second words"), a_rollout(1, text="more words", index=1)])
 sink.close({})
 """
+
+
+def opens_on(logged):
+    """The charts of the section that a tracker shows first: it sorts them by name."""
+    first = min(name.partition("/")[0] for name in logged if "/" in name)
+    return {name.partition("/")[2] for name in logged if name.startswith(f"{first}/")}
 
 
 def log_rollouts(run, sink):
@@ -155,6 +163,7 @@ def test_an_offline_wandb_run_holds_every_series_and_the_axes(tmp_path):
     steps = {m.glob_name: m.step_metric for m in metrics if m.glob_name}
     assert set(steps.values()) == {"step"}
     assert {g.removesuffix("/*") for g in steps} >= {s.section for s in SERIES.values()}
+    assert opens_on(history[1]) == OPENS_ON
 
 
 def test_wandb_online_without_an_account_is_dropped_with_a_remedy(tmp_path):
@@ -176,6 +185,7 @@ def test_trackio_holds_every_series(tmp_path):
     logged = json.loads(rows[1][1])
     assert set(names) | {"wall_s", "tokens"} <= set(logged)
     assert all(math.isfinite(v) for v in logged.values() if isinstance(v, float))
+    assert opens_on(logged) == OPENS_ON
 
 
 def scalars(folder: Path):

@@ -10,7 +10,7 @@ from asyncrl.tracking.terminal import live as module
 from asyncrl.tracking.terminal import view as view_module
 from asyncrl.tracking.terminal.live import Terminal, end, line, render, sparkline
 from asyncrl.tracking.terminal.view import view
-from tests.tracking.fake_run import fake_run, message, played
+from tests.tracking.fake_run import fake_run, message, metrics, played
 
 
 def shown(renderable, width=110):
@@ -53,6 +53,14 @@ def test_a_plain_line_says_the_same_in_one_line(run_state):
     assert "\n" not in text
     for part in ("step 60/120", "reward 0.9", "staleness 0.82 max 2", "learner/batch", "generated", "left 01:1"):
         assert part in text, part
+
+
+def test_a_series_that_is_missing_is_left_out_and_not_shown_as_0():
+    run_state = RunState(0.0, 120, 2)
+    played(run_state, [metrics("learner", 5.0, {"weights/loss": 0.1, "reward/mean": 0.5}, step=1)])
+    seen = view(run_state, "quick", 6.0)
+    assert line(seen, run_state.last) == "step 1/120  reward 0.500"
+    assert not [row for row in shown(render(seen)).splitlines() if "tokens/s" in row and "0" in row]
 
 
 def test_output_that_is_no_terminal_gets_lines_and_the_end_with_the_run_folder(run_state):

@@ -14,6 +14,7 @@ from asyncrl.weights.device import slot_leases
 from asyncrl.weights.device.checksum import as_hex, checksum
 from asyncrl.weights.device.slot_leases import SlotLease, SlotLeases
 from asyncrl.weights.device.snapshot import DeviceSnapshot, all_views
+from asyncrl.weights.local.file import ALIGN
 from asyncrl.weights.protocol import WeightsVersion
 from tests.weights.device.device_model import alike, model
 
@@ -61,6 +62,19 @@ def test_a_snapshot_is_a_copy_that_keeps_its_memory() -> None:
     assert a == DeviceSnapshot(CPU, chunk_bytes=100).fill(7, model(0).items()), "whatever the chunks"
     snapshot.fill(2, [("w", torch.ones(3))])
     assert len(snapshot.chunks) == 1
+
+
+def test_of_a_chunk_only_what_is_filled_is_sent() -> None:
+    snapshot = DeviceSnapshot(CPU, chunk_bytes=4096)
+    tensors = {"a": torch.ones(700), "b": torch.ones(700), "none": torch.empty(0), "c": torch.ones(3)}
+    snapshot.fill(0, tensors.items())
+    sent = snapshot.filled()
+    assert [len(chunk) for chunk in snapshot.chunks] == [4096, 4096]
+    assert tuple(map(len, sent)) == snapshot.layout.sizes
+    assert sum(map(len, sent)) < 2 * 2800 + 12 + 3 * ALIGN, "not the free rest of a chunk"
+    assert all(part.data_ptr() == chunk.data_ptr() for part, chunk in zip(sent, snapshot.chunks, strict=True))
+    received = [part.clone() for part in sent]
+    assert alike(dict(all_views(snapshot.layout, received)), tensors)
 
 
 def test_weights_that_are_not_finite_or_of_no_known_type_are_not_published() -> None:

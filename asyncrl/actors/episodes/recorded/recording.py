@@ -94,7 +94,7 @@ class Recording:
         if why:
             log.warning("an episode begins again: %s", why)
             self.progress.begun_again += 1
-        self.progress.tokens = self.progress.prefix_tokens = 0
+        self.progress.tokens = self.progress.kept_tokens = 0
         self.reset, self.samples, self.answers = None, {}, {}
 
     async def add(self, record: Recorded) -> bool:

@@ -4,7 +4,7 @@
     turn k, recorded in part ──> the engine samples the rest behind it ─┐
     turn k, not recorded ──────> the engine samples it ─────────────────┴──> recorded, before the environment steps
 
-Without durability the engine samples every turn; the first may continue the ticket's prefix.
+Without durability the engine samples every turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.actors.episodes.recorded.recording import PlaysOtherwise, Recording
-from asyncrl.actors.episodes.resumption import Interrupted, continues, of_prefix, resumed, row_of
+from asyncrl.actors.episodes.resumption import Interrupted, continues, resumed
 from asyncrl.actors.episodes.rows import OpenRow
 from asyncrl.trajectory import Ticket, TurnRecord
 from asyncrl.trajectory.turns import RecordedSample, ids_digest
@@ -53,23 +53,21 @@ class Samples:
             progress.handed_over = self._recording.recorded
             await self._recording.sent()
             raise Interrupted
-        continued = number == 0 or self._recording.goes_on
+        continued = self._recording.durable and (number == 0 or self._recording.goes_on)
         progress.interruptible = request if continued else ""
         try:
             turn, stored = await self._sampled(request, row, number, recorded), False
             if self._is_kept(turn.generation, continued=continued):
                 stored = await self._recording.add(_record_of(turn, number, digest, summary=summary))
             if stored:
-                progress.prefix_tokens = progress.tokens + len(turn.generation.token_ids)
+                progress.kept_tokens = progress.tokens + len(turn.generation.token_ids)
         finally:
             progress.interruptible = ""
         if turn.generation.stop_reason != "abort":
             return turn
         if not (progress.interrupted and continued):
             raise EpisodeFailed("aborted", f"{self._ticket.id} in turn {number}")
-        if not self._recording.durable:
-            progress.prefix = row_of(row.ids, turn.generation)
-        progress.handed_over = stored or progress.prefix is not None
+        progress.handed_over = stored
         raise Interrupted
 
     def _recorded(self, number: int, digest: str, summary: bool) -> RecordedSample | None:
@@ -90,7 +88,7 @@ class Samples:
         if why := misfit(recorded, self._limits.sampling(self._ticket, recorded.number, self._stop_token_ids)):
             raise PlaysOtherwise(why)
         self._progress.given = True
-        self._progress.prefix_tokens += tokens
+        self._progress.kept_tokens += tokens
         self._progress.enter("environment")
         prefilled = recorded.prefilled or 0
         cost = TurnRecord(recorded.queue_s, recorded.generate_s, None, prefilled, tokens)
@@ -103,8 +101,6 @@ class Samples:
         begun = None if recorded is None else generation_of(recorded)
         if begun is not None and not continues(begun, sampling):
             raise PlaysOtherwise(f"turn {number} cannot be continued under the limits of now")
-        if begun is None and number == 0:
-            begun = of_prefix(ticket.prefix, row.ids, sampling)
         progress.enter("generate")
         began = progress.at
         try:
@@ -114,12 +110,10 @@ class Samples:
         progress.given = False
         before = 0 if begun is None else len(begun.token_ids)
         prefilled = row.behind + before if generation.prefilled is None else generation.prefilled
-        if recorded is None:
-            progress.prefix_tokens += before
-            sampled, seconds = len(generation.token_ids) - before, progress.at - began
-        else:  # the record is of the whole turn
-            sampled, seconds = len(generation.token_ids), progress.at - began + recorded.generate_s
-        return SampledTurn(generation, TurnRecord(generation.queue_s, seconds, None, prefilled, sampled))
+        # The record is of the whole turn.
+        seconds = progress.at - began + (0.0 if recorded is None else recorded.generate_s)
+        cost = TurnRecord(generation.queue_s, seconds, None, prefilled, len(generation.token_ids))
+        return SampledTurn(generation, cost)
 
 
 def misfit(recorded: RecordedSample, sampling: Sampling) -> str:

@@ -1,1 +1,1 @@
-"""Checks of what is stored as bytes beside the ledger's rows: prefixes, turns and a teacher's scores."""
+"""Checks of what is stored as bytes beside the ledger's rows: recorded turns and a teacher's scores."""

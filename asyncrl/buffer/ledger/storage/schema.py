@@ -10,7 +10,7 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 10
+VERSION = 12
 """Raised with every change of the tables, and of what a digest covers; a ledger of another version is refused."""
 
 READERS = {
@@ -20,6 +20,8 @@ READERS = {
     7: "0.1.0 at commit db09328",
     8: "0.1.0 at commit 88a19f8",
     9: "0.1.0 at commit 99290bb",
+    10: "0.1.0 at commit e6f5323",
+    11: "0.1.0 at commit 8e0b1dd",
 }
 """By version of the tables: the last asyncrl that reads them."""
 
@@ -28,7 +30,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 10: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 12: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -84,22 +86,9 @@ CREATE TABLE attempts (
     issued_at REAL NOT NULL,
     ended_at REAL,                  -- NULL while leased
     serial INTEGER NOT NULL,        -- 0, 1, 2 ... in the order of issue
+    ended_serial INTEGER,           -- attempts that were issued before it first ended; NULL while leased
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
-CREATE TABLE prefixes (             -- what an interrupted attempt at the first turn had sampled (tickets/prefixes)
-    grp INTEGER NOT NULL,
-    idx INTEGER NOT NULL,
-    attempt INTEGER NOT NULL,       -- that handed it back
-    tokens INTEGER NOT NULL,        -- of the prompt and what was sampled
-    sampled INTEGER NOT NULL,
-    oldest INTEGER NOT NULL,        -- version among them
-    newest INTEGER NOT NULL,
-    digest TEXT NOT NULL,
-    row BLOB,                       -- the arrays; NULL once it has ended
-    ended TEXT,                     -- NULL while its ticket has it; else how (tickets/prefixes.py)
-    PRIMARY KEY (grp, idx, attempt)
-) WITHOUT ROWID;
-CREATE INDEX prefixes_kept ON prefixes(grp, idx) WHERE ended IS NULL;
 CREATE TABLE turns (                -- what the attempts at a ticket recorded of their episodes (tickets/turns.py)
     serial INTEGER PRIMARY KEY,     -- 0, 1, 2 ... in the order in which they came
     grp INTEGER NOT NULL,
@@ -165,7 +154,10 @@ CREATE TABLE batches (
     target INTEGER,                 -- under which groups are admitted from its end on; NULL: the bound was fixed
     next_bound INTEGER,             -- of the next batch, as all below
     since INTEGER,                  -- the first group admitted after the target was last lowered
-    why TEXT                        -- the target was changed; empty: it was not
+    why TEXT,                       -- the target was changed; empty: it was not
+    slots INTEGER,                  -- tickets that an actor may hold from its end on; NULL: launch.tuning is off
+    lent INTEGER,                   -- attempts issued before its end, as all below
+    slots_why TEXT                  -- the slots were changed; empty: they were not
 );
 CREATE UNIQUE INDEX batches_line ON batches(b) WHERE released = 0;
 CREATE TABLE uses (

@@ -143,6 +143,13 @@ def test_over_http(http: tuple[dict[str, str], subprocess.Popen[bytes]]) -> None
     asyncio.run(episodes())
 
 
+def test_a_server_that_does_not_start_is_told_to_have_an_environment_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import a_package_of_its_own\n")
+    lacking = {"command": ["{python}", str(tmp_path / "server.py")]}
+    with pytest.raises(ConnectionError, match=r"command: \[/path/to/venv/bin/python, server\.py\]"):
+        asyncio.run(env(lacking, connect_s=20.0).reset(TASK))
+
+
 def test_what_cannot_work_is_refused_before_a_start() -> None:
     for server, message in (
         ({"comand": ["x"]}, "expected {command"),

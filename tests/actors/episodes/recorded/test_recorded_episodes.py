@@ -266,7 +266,6 @@ def test_an_interrupted_turn_goes_on_behind_its_tokens(env: type[Counter], turn:
     undisturbed, engine, _ = played(env, Recorder())
     whole, recorder = len(engine.said), Recorder()
     progress, sampled = asyncio.run(cut(env, turn, recorder))
-    assert progress.prefix is None
     assert progress.handed_over
     last = recorder.records[-1]
     assert isinstance(last, RecordedSample)
@@ -299,7 +298,7 @@ def test_an_actor_that_leaves_begins_no_further_turn() -> None:
     with pytest.raises(Interrupted):
         played(Leaving, recorder, progress=progress)
     assert recorder.records[-1].place == (2, True), "its last answer is recorded"
-    assert progress.tokens == progress.prefix_tokens == 12
+    assert progress.tokens == progress.kept_tokens == 12
 
 
 def test_a_state_without_a_snapshot_is_stepped_again_only_from_the_same_reset() -> None:
@@ -401,7 +400,7 @@ def test_without_room_on_the_disk_an_episode_goes_on_and_records_nothing_more(en
     same(undisturbed, trajectory)
     assert (len(recorder.records), recorder.full) == (room, 1)
     stored = [record for record in recorder.records if isinstance(record, RecordedSample)]
-    assert progress.prefix_tokens == sum(len(record.token_ids) for record in stored)
+    assert progress.kept_tokens == sum(len(record.token_ids) for record in stored)
     # The next attempt goes on where the records end, and records the rest.
     more = Recorder()
     resumed, engine, _ = played(env, more, recorder.carried(room))

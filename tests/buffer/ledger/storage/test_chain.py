@@ -101,10 +101,22 @@ def test_a_lost_trajectory_and_the_one_that_replaces_it_are_in_it(tmp_path: Path
     assert said(tmp_path) == []
 
 
-def test_a_recorded_statement_may_do_nothing_but_change_rows(tmp_path: Path) -> None:
-    """Whoever sends a run folder gets no statement executed that reaches beyond the tables."""
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ATTACH DATABASE '{made}' AS made",
+        "VACUUM INTO '{made}'",
+        "CREATE TABLE made (a)",
+        "CREATE TRIGGER made AFTER INSERT ON kv BEGIN DELETE FROM groups; END",
+        "DROP TABLE kv",
+        "PRAGMA writable_schema = 1",
+        "COMMIT",
+    ],
+)
+def test_a_recorded_statement_may_do_nothing_but_change_rows(tmp_path: Path, statement: str) -> None:
+    """Whoever sends a run folder gets no statement executed that reaches beyond the rows of the tables."""
     database = Database(tmp_path / "run")
-    database._chain.note(f"ATTACH DATABASE '{tmp_path}/made' AS made", ())
+    database._chain.note(statement.format(made=tmp_path / "made"), ())
     database.set("key", "a")
     database.commit(0)
     database.close()
