@@ -29,6 +29,7 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.keys import Keys
 from asyncrl.process import leftovers
+from asyncrl.run_paths import RunPaths
 from asyncrl.sockets import Endpoint
 
 SOCKET_PATH_BYTES = 107
@@ -49,9 +50,7 @@ def export_name(of: tuple[int, int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
-    path: Path
-
+class RunFolder(RunPaths):
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
         """A new run folder, ready for the roles. Raises RunError when `path` already holds a run."""
@@ -93,82 +92,6 @@ class RunFolder:
                 ) from None
             yield
 
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, YAML."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    def log(self, role: str) -> Path:
-        return self.logs / f"{role}.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def exports(self) -> Path:
-        """Weights of evaluation steps, of which the best stay (`eval.keep_best`); absent where none were written."""
-        return self.path / "exports"
-
-    @property
-    def final(self) -> Path:
-        """The figures of the set that is played after the end (`eval.final`), as `asyncrl eval --out` writes them."""
-        return self.path / "final.json"
-
-    @property
-    def buffer(self) -> Path:
-        """Folder of the live ledger, unless `buffer.dir` names another."""
-        return self.path / "buffer"
-
-    def ledger(self, config: Config) -> Path:
-        """The live ledger's folder on the calling host."""
-        return Path(os.path.expandvars(config.buffer.dir)) if config.buffer.dir else self.buffer
-
-    @property
-    def acks(self) -> Path:
-        """`<actor>.jsonl`: the trajectories whose storage was acknowledged to each actor; a witness for the audit."""
-        return self.path / "acks"
-
-    @property
-    def score_logs(self) -> Path:
-        """`<scorer>.jsonl`: the scores that each scorer put, and was told are stored; a witness for the audit. Absent
-        unless a teacher on servers gives scores."""
-        return self.path / "scores"
-
-    @property
-    def teacher(self) -> Path:
-        """Path and digest of the teacher that the run learns from, JSON; absent without one. Of one on servers, with
-        what it said of a few tokens, by which it is known again."""
-        return self.path / "teacher.json"
-
-    @property
-    def configs(self) -> Path:
-        """The configs before the present one, `<number>.yaml`; absent while there was one only."""
-        return self.path / "configs"
-
-    @property
-    def fresh(self) -> Path:
-        """Holds the name of the checkpoint at which a new branch is to begin (`--fresh`, `--fork`), until a learner has
-        begun it: whatever is killed in between, the next start does."""
-        return self.path / "fresh"
-
     def fresh_from(self) -> Path | None:
         """The checkpoint at which a new branch is still to begin. Raises RunError if it is not there."""
         if not self.fresh.is_file():
@@ -181,34 +104,6 @@ class RunFolder:
                 "--fresh --at-step K, or remove the file to redo what is recorded."
             )
         return checkpoint
-
-    @property
-    def spans(self) -> Path:
-        """One JSON object per line (tracking/spans.py)."""
-        return self.path / "spans.jsonl"
-
-    @property
-    def rollouts(self) -> Path:
-        """Samples of what is trained on (`tracking.rollouts`); absent where none were written."""
-        return self.path / "rollouts"
-
-    @property
-    def held_out(self) -> Path:
-        """Answers of held-out tasks (`tracking.held_out`); absent where none were written."""
-        return self.rollouts / "held_out"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def plan(self) -> Path:
-        """What the last `asyncrl plan` of this run has played."""
-        return self.path / "plan.json"
-
-    @property
-    def plots(self) -> Path:
-        return self.path / "plots"
 
     @property
     def id(self) -> str:

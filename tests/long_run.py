@@ -27,9 +27,9 @@ from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Trajectory
 from tests.counting_env import TURNS, Step, carried_out, sampled_again
+from tests.launched import ROOT, end, pid
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[1]
 START_S = 240.0
 """On a machine that is busy with other things, starting torch takes a minute."""
 
@@ -78,19 +78,16 @@ class LongRun:
         """0: it is not there."""
         if role == "launcher":
             return self.launcher.pid
-        path = self.run.path / "run.json"
-        if not path.is_file() or not path.read_text():
-            return 0
-        return int(self.run.record()["processes"].get(role, [0])[0])
+        return pid(self.run, role)
 
     def kill(self, role: str, *, of: signal.Signals = signal.SIGKILL, whole: bool = False) -> None:
         """Kill a process, and wait until its successor is there. `whole`: with all that it has started, as when its
         host is lost."""
         before = self.pid(role)
         pids = [before, *(each.pid for each in psutil.Process(before).children(recursive=True) if whole)]
-        for pid in pids:
+        for each in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, of)
+                os.kill(each, of)
         assert until(lambda: self.pid(role) not in (0, before), START_S), self.out
 
     def kill_all(self, *words: str) -> None:
@@ -118,11 +115,7 @@ class LongRun:
         self.launcher.wait(START_S)
 
     def close(self) -> None:
-        self.launcher.kill()
-        self.launcher.wait(10)
-        if (self.run.path / "run.json").is_file():
-            kill_all(of_run(self.run.id))
-            self.run.remove_temporary()
+        end(self.launcher, self.run)
 
 
 def stored(run: RunFolder) -> list[Trajectory]:

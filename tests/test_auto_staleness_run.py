@@ -5,11 +5,6 @@ The change is certain, whatever the machine's speed: the learning rate allows a 
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,11 +16,9 @@ from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.replay import replay
 from asyncrl.audit.witnesses import gather
 from asyncrl.launch.diagnosis.waits import why
-from asyncrl.launch.processes import kill_all, of_run
-from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.bound_events import changes
 from asyncrl.tracking.sinks.jsonl import by_step
-from tests.test_evaluation_in_the_run import pid
+from tests.launched import launched
 from tests.waiting import until
 
 CONFIG: dict[str, Any] = {
@@ -47,32 +40,16 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def steps(run: RunFolder) -> int:
-    """Training steps that a live run has recorded."""
-    return len(run.metrics.read_text().splitlines()) if run.metrics.is_file() else 0
-
-
 @pytest.mark.system
 @pytest.mark.timeout(600)
 def test_audit_and_replay_bear_a_bound_that_changes_and_a_killed_learner(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sections = CONFIG | {"launch": CONFIG["launch"] | {"runs_dir": str(tmp_path)}}
-    (tmp_path / "config.json").write_text(json.dumps(sections))
-    run = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(tmp_path / "config.json")]
-    with (tmp_path / "out").open("w") as out:
-        launcher = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[1])
-    try:
-        assert until(lambda: steps(run) >= 5, 300), (tmp_path / "out").read_text()[-3000:]
-        os.kill(pid(run, "learner"), signal.SIGKILL)
-        assert launcher.wait(500) == 0, (tmp_path / "out").read_text()[-3000:]
-    finally:
-        launcher.kill()
-        launcher.wait(10)
-        if (run.path / "run.json").is_file():
-            kill_all(of_run(run.id))
-            run.remove_temporary()
+    with launched(tmp_path, CONFIG) as it:
+        assert until(lambda: it.steps >= 5, 300), it.said
+        it.kill("learner")
+        assert it.launcher.wait(500) == 0, it.said
+        run = it.run
     with closing(PayloadFiles(run.buffer / "payloads")) as payloads:
         evidence = gather(run, run.load_config(), payloads)
         assert list(violations(evidence)) == []

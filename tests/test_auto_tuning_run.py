@@ -6,9 +6,6 @@ That the slots are raised is certain, whatever the machine's speed: tools of a s
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -23,11 +20,8 @@ from asyncrl.audit.replay import replay
 from asyncrl.audit.witnesses import gather
 from asyncrl.buffer.bounds.slots import FIRST
 from asyncrl.launch.diagnosis.waits import why
-from asyncrl.launch.processes import kill_all, of_run
-from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.bound_events import changes
-from tests.test_auto_staleness_run import steps
-from tests.test_evaluation_in_the_run import pid
+from tests.launched import launched
 from tests.waiting import until
 
 CONFIG: dict[str, Any] = {
@@ -49,25 +43,14 @@ CONFIG: dict[str, Any] = {
 def test_the_actors_take_the_slots_in_force_and_audit_and_replay_bear_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sections = CONFIG | {"launch": CONFIG["launch"] | {"runs_dir": str(tmp_path)}}
-    (tmp_path / "config.json").write_text(json.dumps(sections))
-    run = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(tmp_path / "config.json")]
-    with (tmp_path / "out").open("w") as out:
-        launcher = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[1])
-    try:
-        assert until(lambda: steps(run) >= 4, 300), (tmp_path / "out").read_text()[-3000:]
+    with launched(tmp_path, CONFIG) as it:
+        run = it.run
+        assert until(lambda: it.steps >= 4, 300), it.said
         subprocess.run([sys.executable, "-m", "asyncrl", "actors", "add", "1", "--run", str(run.path)], check=True)
-        os.kill(pid(run, "actor-0"), signal.SIGKILL)
-        assert until(lambda: steps(run) >= 7, 300), (tmp_path / "out").read_text()[-3000:]
-        os.kill(pid(run, "learner"), signal.SIGKILL)
-        assert launcher.wait(500) == 0, (tmp_path / "out").read_text()[-3000:]
-    finally:
-        launcher.kill()
-        launcher.wait(10)
-        if (run.path / "run.json").is_file():
-            kill_all(of_run(run.id))
-            run.remove_temporary()
+        it.kill("actor-0")
+        assert until(lambda: it.steps >= 7, 300), it.said
+        it.kill("learner")
+        assert it.launcher.wait(500) == 0, it.said
     with closing(PayloadFiles(run.buffer / "payloads")) as payloads:
         evidence = gather(run, run.load_config(), payloads)
         assert list(violations(evidence)) == []

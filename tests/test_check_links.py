@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-_SPEC = importlib.util.spec_from_file_location("check_links", Path(__file__).parents[1] / "scripts" / "check_links.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-check_links = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(check_links)
+from tests.scripts import script
+
+check_links = script("check_links.py")
 
 GOOD = """# Weights
 

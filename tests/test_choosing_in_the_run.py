@@ -6,10 +6,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -23,9 +19,8 @@ from asyncrl.audit.witnesses import gather
 from asyncrl.config.held_out import for_set
 from asyncrl.evaluation import play_held_out, with_model
 from asyncrl.launch.diagnosis.waits import why
-from asyncrl.launch.processes import kill_all, of_run
-from asyncrl.run_folder import RunFolder
-from tests.test_evaluation_in_the_run import CONFIG, RESTART_S, newest_open, pid
+from tests.launched import launched
+from tests.test_evaluation_in_the_run import CONFIG, RESTART_S, newest_open
 from tests.waiting import until
 
 
@@ -38,22 +33,12 @@ def test_a_run_killed_during_an_evaluation_stops_keeps_its_best_weights_and_play
         "every": 1, "patience": {"dev": 2}, "keep_best": "dev", "final": "test",
         "sets": {"dev": {"tasks": 3}, "test": {"tasks": 2, "samples": 2}},
     }  # fmt: skip
-    sections["launch"] |= {"runs_dir": str(tmp_path), "restarts": 10}
-    (tmp_path / "config.json").write_text(json.dumps(sections))
-    run = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(tmp_path / "config.json")]
-    with (tmp_path / "out").open("w") as out:
-        launcher = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[1])
-    try:
-        assert until(lambda: newest_open(run) > 1, RESTART_S), (tmp_path / "out").read_text()[-3000:]
-        os.kill(pid(run, "learner"), signal.SIGKILL)
-        assert launcher.wait(600) == 0, (tmp_path / "out").read_text()[-3000:]
-    finally:
-        launcher.kill()
-        launcher.wait(10)
-        if (run.path / "run.json").is_file():
-            kill_all(of_run(run.id))
-            run.remove_temporary()
+    sections["launch"] |= {"restarts": 10}
+    with launched(tmp_path, sections) as it:
+        run = it.run
+        assert until(lambda: newest_open(run) > 1, RESTART_S), it.said
+        it.kill("learner")
+        assert it.launcher.wait(600) == 0, it.said
     config, summary = run.load_config(), json.loads(run.summary.read_text())
     with closing(PayloadFiles(run.buffer / "payloads")) as payloads:
         assert list(violations(gather(run, config, payloads))) == []
@@ -63,7 +48,7 @@ def test_a_run_killed_during_an_evaluation_stops_keeps_its_best_weights_and_play
     assert summary["why"] == stop["why"]
     assert "(eval.patience)" in stop["why"]
     assert why(run) == [f"the run is over: finished: {stop['why']}"]
-    said, report = (tmp_path / "out").read_text(), run.report.read_text()
+    said, report = it.out.read_text(), run.report.read_text()
     assert all("used for choosing" in text for text in (said, report))
     assert "why it ended" in said
     assert "has not exceeded" in report

@@ -32,6 +32,7 @@ from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.learner.checkpoints.checkpoints import complete
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.sinks.jsonl import by_step
+from tests.launched import launched, pid
 from tests.waiting import until
 
 CONFIG: dict[str, Any] = {
@@ -145,33 +146,19 @@ def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any], channe
     sections["env"]["options"] = {"tool_latency_s": "0.3"}
     sections["learner"] |= {"steps": 100_000, "checkpoint_every": 3, "keep_checkpoints": 2}
     sections["buffer"]["lease_s"] = 10.0
-    sections["launch"] |= {"runs_dir": str(tmp_path), "restarts": 1000}
-    (tmp_path / "config.json").write_text(json.dumps(sections))
-    run = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(tmp_path / "config.json")]
-    with (tmp_path / "out").open("w") as out:
-        launcher = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=Path(__file__).parents[1]
-        )
-    try:
-        last = 0
+    sections["launch"] |= {"restarts": 1000}
+    with launched(tmp_path, sections) as it:
+        run, last = it.run, 0
         for number, role in zip(range(kills), itertools.cycle(roles), strict=False):
-            opened = until(lambda last=last: newest_open(run) > last, RESTART_S)
-            assert opened, (tmp_path / "out").read_text()[-3000:]
+            assert until(lambda last=last: newest_open(run) > last, RESTART_S), it.said
             last = newest_open(run)
             before = pid(run, role)
             time.sleep(0.05 * (number % 7))
             os.kill(before, signal.SIGKILL)
             again = until(lambda role=role, before=before: pid(run, role) not in (0, before), RESTART_S)
-            assert again, f"kill {number} of {role}\n{(tmp_path / 'out').read_text()[-3000:]}"
-        launcher.send_signal(signal.SIGINT)
-        launcher.wait(RESTART_S)
-    finally:
-        launcher.kill()
-        launcher.wait(10)
-        if (run.path / "run.json").is_file():
-            kill_all(of_run(run.id))
-            run.remove_temporary()
+            assert again, f"kill {number} of {role}\n{it.said}"
+        it.launcher.send_signal(signal.SIGINT)
+        it.launcher.wait(RESTART_S)
     with closing(PayloadFiles(run.buffer / "payloads")) as payloads:
         assert list(violations(gather(run, run.load_config(), payloads))) == []
     tables = read_ledger(run.buffer).tables
@@ -185,13 +172,6 @@ def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any], channe
     results = [row for row in tables["eval_results"] if row["digest"]]
     assert results
     assert all(row["oldest"] == row["newest"] == pinned[row["serial"]] for row in results)
-
-
-def pid(run: RunFolder, role: str) -> int:
-    """0: it has not started."""
-    if not (run.path / "run.json").is_file() or not (run.path / "run.json").read_text():
-        return 0
-    return int(run.record()["processes"].get(role, [0])[0])
 
 
 def newest_open(run: RunFolder) -> int:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import script
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
-_SPEC = importlib.util.spec_from_file_location("code_lines", ROOT / "scripts" / "code_lines.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-code_lines = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(code_lines)
+code_lines = script("code_lines.py")
 
 WAY, DECIDING = "at most 900 lines of code together", "at most 500 lines of code together"
 """The sentences before the two tables, without which no table is found."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import script
+
 ROOT = Path(__file__).parents[1]
-_SPEC = importlib.util.spec_from_file_location("way_count", ROOT / "scripts" / "way" / "count.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-count = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(count)
+count = script("way/count.py")
 
 
 @pytest.mark.parametrize("prefix", [prefix for _, new in count.NEEDED.values() for prefix in new])

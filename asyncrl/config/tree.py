@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.config.launch import LaunchConfig, RayConfig, TrackingConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.config.sections import (
     ActorsConfig,
@@ -9,11 +10,8 @@ from asyncrl.config.sections import (
     DataConfig,
     EnvConfig,
     EvalConfig,
-    LaunchConfig,
     ModelConfig,
-    RayConfig,
     Section,
-    TrackingConfig,
     WeightsConfig,
 )
 

@@ -55,7 +55,7 @@ def plan(run: RunFolder, options: Options, own: Config | None = None) -> int:
     slots = None if auto is None else max(1, round(auto / max(1, config.actors.count)))
     fixed = Setting.of(config, slots, None if bound is None else round(bound))
     fixed = replace(fixed, actors=fitted.measured.actors)
-    base = fixed.tuned(config) if config.launch.tuning == "auto" else fixed
+    base = fixed.as_set(config)
     system = System(config, domains(config, options.cores or host_cores()))
     times = calibrated(fitted, system, fixed, CALIBRATION)
     machines = () if options.gpus is None else splits(config, options.gpus)

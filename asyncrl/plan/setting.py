@@ -65,6 +65,10 @@ class Setting:
         most, limit = config.actors.max_slots, config.buffer.staleness_limit
         return replace(self, tuning="auto", slots=most, max_staleness=limit)
 
+    def as_set(self, config: Config) -> Setting:
+        """The same, under `launch.tuning: auto` where the config has that."""
+        return self.tuned(config) if config.launch.tuning == "auto" else self
+
     @property
     def warm_up(self) -> int:
         """Training steps that are played before the first that counts."""
@@ -113,8 +117,7 @@ def refuse_supervised(config: Config) -> None:
 def rules_of(config: Config, setting: Setting) -> Rules:
     """The buffer's rules under a setting. Evaluations and limits of the disk are not played, and no lease lapses, since
     no process dies. Raises ConfigError."""
-    own = Setting.of(config, setting.slots)
-    changes = setting.changes(own.tuned(config) if config.launch.tuning == "auto" else own)
+    changes = setting.changes(Setting.of(config, setting.slots).as_set(config))
     if config.buffer.max_staleness == "auto" and setting.tuning == "off":
         changes[FIELDS["max_staleness"]] = setting.max_staleness
     if "actors.count" in changes:

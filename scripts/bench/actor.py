@@ -36,6 +36,7 @@ import numpy as np
 import psutil
 import torch
 import yaml
+from results import processor
 
 from asyncrl.actors.engines.protocol import Engine, Sampling
 from asyncrl.actors.engines.vllm.settings import VLLMSettings, engine_arguments, engine_environment
@@ -97,7 +98,7 @@ def main() -> None:
             return
         began = time.perf_counter()
         found["cells"][name] = measure() | {"load": round(os.getloadavg()[0], 1)}
-        found["machine"] = {"cores": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()}
+        found["machine"] = {"cores": os.cpu_count(), "cpu": processor(), "python": platform.python_version()}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(found, indent=1) + "\n")
         print(f"{name} ({time.perf_counter() - began:.0f} s): {found['cells'][name]}", flush=True)
@@ -383,11 +384,6 @@ async def _updated(
             still = found[f"{kv}_still_s"]
             found[f"{kv} share at cadence {cadence}"] = still / (still + cadence * step_s)
     return found
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

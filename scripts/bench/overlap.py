@@ -50,7 +50,7 @@ def main() -> None:
     args = parser.parse_args()
     # Here and not above: this file is also a plugin of the runs that it measures, which do not know its neighbours.
     import needs
-    from results import finish, keep
+    from results import finish, keep, processor
 
     needs.program("taskset", of="overlap.py", remedy="install util-linux")
     if not args.no_trl:
@@ -60,7 +60,7 @@ def main() -> None:
         needs.packages("trl", "datasets", "accelerate", of="the row of TRL", remedy=remedy, python=args.trl_python)
 
     results: dict[str, list[dict[str, float]]] = {}
-    machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
+    machine = {"cpu": processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
     def found() -> dict[str, object]:
         return {"machine": machine | {"load": os.getloadavg()}, "steps": args.steps, "results": results}
@@ -309,13 +309,6 @@ class Evenness:
 
 def _short(row: dict[str, float]) -> str:
     return ", ".join(f"{key} {value:.2f}" for key, value in row.items())
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

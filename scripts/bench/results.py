@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ def kept(out: Path) -> Any:
     """What an interrupted measurement has left; None: nothing."""
     part = _part(out)
     return json.loads(part.read_text()) if part.is_file() else None
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def _part(out: Path) -> Path:

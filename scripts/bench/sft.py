@@ -32,7 +32,7 @@ import needs
 import torch
 import transformers
 import yaml
-from results import finish, keep
+from results import finish, keep, processor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config import Config
@@ -40,23 +40,14 @@ from asyncrl.data.demonstrations.chat import decoded, encoded
 from asyncrl.model import QUICKSTART
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.demonstrations import rows_of
+from learner import SMALL
 
 ROOT = Path(__file__).parents[2]
 CHATS = ROOT / "examples" / "demonstrations.jsonl"
 PER_STEP, WARM_UP, LR = 8, 2, 1e-4
 LIMIT_S = 300.0
 MOST_IN_A_ROW = 6
-SHAPES: dict[str, Any] = {
-    "vocab_size": 8192,
-    "hidden_size": 256,
-    "intermediate_size": 896,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 4096,
-}
+SHAPES = SMALL | {"max_position_embeddings": 4096}
 Chat = dict[str, Any]
 
 
@@ -76,7 +67,7 @@ def main() -> None:
     work.mkdir(parents=True)
     parameters = a_model(work / "model")
     found: dict[str, Any] = {
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": {"cpu": processor(), "cores": os.cpu_count(), "python": platform.python_version()},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "parameters": parameters, "chats_per_step": PER_STEP, "threads": args.threads, "steps": args.steps,
         "chats": {}, "runs": {},
@@ -197,13 +188,6 @@ def rendered(model: Path, chats: list[Chat]) -> list[dict[str, list[int]]]:
     renderer = build_renderer(Config.model_validate({"model": {"path": str(model)}}))
     rows = [row for chat in chats for row in rows_of(renderer, decoded(encoded(chat, "a chat")), None)]
     return [{"input_ids": list(row.ids), "assistant_masks": [int(shown) for shown in row.mask]} for row in rows]
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import psutil
 import torch
 
 from asyncrl.buffer.client import BatchReply
-from asyncrl.config.sections import TrackingConfig
+from asyncrl.config.launch import TrackingConfig
 from asyncrl.learner.batch import flatten
 from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.step.record import Record

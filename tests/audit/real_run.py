@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.buffer.client import BufferClient
-from asyncrl.config.sections import TrackingConfig
+from asyncrl.config.launch import TrackingConfig
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints

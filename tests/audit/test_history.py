@@ -30,7 +30,7 @@ from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.storage.snapshot import restore
-from tests.audit.simulated import awaited
+from tests.audit.histories.batches import awaited
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
 from tests.buffer.tickets.test_lengths import cut

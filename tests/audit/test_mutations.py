@@ -29,9 +29,9 @@ from asyncrl.buffer.record import from_record
 from asyncrl.errors import RunError
 from asyncrl.learner.checkpoints.checkpoints import complete
 from asyncrl.run_folder import RunFolder
+from tests.audit.histories import KINDS
 from tests.audit.killed_run import make_killed_run
 from tests.audit.mutations import CHAIN, Mutation, applied, columns, copied, mend, mend_in, mutations
-from tests.audit.simulated import KINDS
 from tests.audit.test_audit import acks, changed, sql
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

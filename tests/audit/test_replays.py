@@ -16,7 +16,8 @@ from asyncrl.buffer.batches import batches
 from asyncrl.buffer.ledger.records import NOTHING
 from asyncrl.buffer.replaying import PRIORITIES, Replaying, draw
 from asyncrl.buffer.tickets.places import Places
-from tests.audit.simulated import Simulated, replayed
+from tests.audit.histories.batches import replayed
+from tests.audit.simulated import Simulated
 from tests.buffer.fakes import learner
 
 

@@ -19,7 +19,8 @@ from asyncrl.buffer.client.messages import GroupLease
 from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.launch.origins import inherit_logs
-from tests.audit.simulated import Simulated, taught
+from tests.audit.histories.batches import taught
+from tests.audit.simulated import Simulated
 from tests.audit.test_lost_turns import lose_host
 from tests.buffer.scoring.fakes import SCORED
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "auto_staleness.py"
-_SPEC = importlib.util.spec_from_file_location("auto_staleness", SCRIPT)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-bench = importlib.util.module_from_spec(_SPEC)
-sys.modules["auto_staleness"] = bench
-_SPEC.loader.exec_module(bench)
+from tests.scripts import script
+
+bench = script("bench/auto_staleness.py")
 
 
 @pytest.mark.parametrize("case", bench.CASES, ids=lambda case: case.name)

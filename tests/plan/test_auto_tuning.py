@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from asyncrl.plan.playing.simulate import Joins, Length
+from tests.scripts import script
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "auto_tuning.py"
-_SPEC = importlib.util.spec_from_file_location("auto_tuning", SCRIPT)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-bench = importlib.util.module_from_spec(_SPEC)
-sys.modules["auto_tuning"] = bench
-_SPEC.loader.exec_module(bench)
+bench = script("bench/auto_tuning.py")
 
 
 @pytest.mark.parametrize("case", bench.CASES, ids=lambda case: case.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -13,13 +12,10 @@ import yaml
 
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
+from tests.scripts import script
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
-_SPEC = importlib.util.spec_from_file_location("bench_plan", BENCH / "plan.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-bench = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(bench)
+bench = script("bench/plan.py")
 COUNT = len(yaml.safe_load((BENCH / "plan_configurations.yaml").read_text())["configurations"])
 
 

@@ -12,7 +12,8 @@ from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.ledger.pages import Pages
 from asyncrl.view.table import COLUMNS, Rows, table
-from tests.audit.simulated import Simulated, awaited, forked, interrupted
+from tests.audit.histories.batches import awaited, forked, interrupted
+from tests.audit.simulated import Simulated
 from tests.view.made_run import MadeRun
 
 

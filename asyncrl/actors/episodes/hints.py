@@ -13,7 +13,7 @@ from asyncrl.trajectory import MAX_HINT, Ticket
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    shown: Literal["answer", "feedback"]
+    shown: Literal["answer", "feedback", "nothing"]
     field: str
     """Of the task's record, under `answer`."""
 
@@ -21,9 +21,7 @@ class Hints:
     def named(cls, config: Config) -> Hints | None:
         """None for a run without such a teacher."""
         given = config.learner.teacher
-        if not given.moves or given.shown == "nothing":
-            return None
-        return cls(given.shown, given.answer_field)
+        return cls(given.shown, given.answer_field) if given.hints else None
 
     def of(self, ticket: Ticket, feedback: str) -> str:
         """The text, of which a trajectory keeps the first MAX_HINT characters; empty for an evaluation, and where the

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from asyncrl.config.sections import LaunchConfig
+from asyncrl.config.launch import LaunchConfig
 from asyncrl.errors import RunError
 from asyncrl.launch.backends.local import Backend, RoleProcess
 from asyncrl.launch.processes import Role

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.buffer.client import BatchReply
-from asyncrl.config.sections import TrackingConfig
+from asyncrl.config.launch import TrackingConfig
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.step.record import Record
 from asyncrl.learner.step.train_step import StepResult

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from results import processor
+
 from asyncrl.config import Config
 from asyncrl.model import resolve_path
 from learning.declared import ROOT
@@ -58,7 +60,7 @@ class Rows:
 def machine() -> Mapping[str, Any]:
     """Of this machine, now."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
@@ -68,10 +70,3 @@ def machine() -> Mapping[str, Any]:
 
 def _place(row: Row) -> tuple[str, str, int]:
     return row["task"], row["arm"], row["seed"]
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

@@ -12,7 +12,8 @@ from asyncrl.audit.checks import violations
 from asyncrl.buffer.core import Buffer
 from asyncrl.config.choosing import Choosing
 from asyncrl.config.held_out import HeldOutSet
-from tests.audit.simulated import Simulated, stopped
+from tests.audit.histories.evaluations import stopped
+from tests.audit.simulated import Simulated
 from tests.buffer.fakes import learner, open_buffer, put, reopen, step, trajectory
 
 DEV = ("dev", "sampled")

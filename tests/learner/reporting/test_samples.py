@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncrl.buffer.client import BatchReply
-from asyncrl.config.sections import TrackingConfig
+from asyncrl.config.launch import TrackingConfig
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch
