@@ -1,4 +1,4 @@
-"""What recorded turns cost (buffer.turns): the simulated actors of scale.py with `on` against `off`.
+"""What recorded turns cost (buffer.turns): simulated actors with `on` against `off`.
 
 512 slots, whose turns of 400 tokens take four seconds; and the same with more slots (`--times`). The buffer has a core
 of its own. `off` and `on` take turns, and which is first changes with each repeat. A slot that waits for an
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from results import finish, keep
-from scale import Found, leave_to_the_buffer, machine, measured
+from scale import machine
+from simulated_actors import Found, leave_to_the_buffer, measured
 from stale import T_95
 
 OUT = Path(__file__).parents[2] / "bench" / "results" / "turns.json"
