@@ -1,5 +1,5 @@
-"""Simulated actors and a simulated learner against a real buffer process, for scale.py and turns.py. They have no engine
-and no model: they sleep, ask for tickets, and put."""
+"""Simulated actors and a simulated learner against a real buffer process, for scale.py and turns.py. Without an engine
+or a model, they sleep, ask for tickets, and put."""
 
 from __future__ import annotations
 
