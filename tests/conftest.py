@@ -17,9 +17,15 @@ gc.disable()  # imports and collected tests are not garbage: looking through the
 BEGUN_FIRST = ("test_whole_loop.py", "test_synchronous.py", "test_interleavings.py", "test_changing.py")
 """Files of few tests and many seconds: begun last, one of them would go on alone while the other workers are done."""
 
+WHOLE_RUN_S = 400.0
+"""What a test marked `system` may take. It is a bound on hanging: on a slow machine a whole run takes minutes."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in BEGUN_FIRST)
+    for item in items:
+        if item.get_closest_marker("system") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(WHOLE_RUN_S))
 
 
 def pytest_collection_finish() -> None:
