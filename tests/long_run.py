@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -34,6 +34,13 @@ START_S = 240.0
 """On a machine that is busy with other things, starting torch takes a minute."""
 
 
+class Played(NamedTuple):
+    """A run, and what its environments carried out."""
+
+    run: RunFolder
+    steps: Sequence[Step]
+
+
 class LongRun:
     """A run whose episodes have twenty turns, and the environment's log of them."""
 
@@ -45,6 +52,7 @@ class LongRun:
         for part in (build_model(tokenizer, positions=512), tokenizer):
             part.save_pretrained(folder / "model")
         self.folder, self.log, self.run = folder, folder / "steps.log", RunFolder(folder / "run")
+        self.left: list[Played] = []
         config = {
             "model": {"path": str(folder / "model")},
             "env": {
@@ -92,10 +100,22 @@ class LongRun:
 
     def kill_all(self, *words: str) -> None:
         """Kill the launcher with all roles, and launch the run again."""
+        self._kill_all()
+        self.launcher = self._launch("--resume", str(self.run.path), *words)
+
+    def fork(self, *words: str) -> None:
+        """Kill the launcher with all roles, and begin a new run from a checkpoint of this one, which is left."""
+        self._kill_all()
+        self.left.append(self.played())
+        self.run.remove_temporary()
+        name = f"run-{len(self.left)}"
+        self.launcher = self._launch("--fork", str(self.run.path), "--launch.name", name, *words)
+        self.run = RunFolder(self.folder / name)
+
+    def _kill_all(self) -> None:
         self.launcher.kill()
         self.launcher.wait(10)
         kill_all(of_run(self.run.id))
-        self.launcher = self._launch("--resume", str(self.run.path), *words)
 
     def stop_and_resume(self) -> None:
         """As with Ctrl-C in the evening, and `--resume` in the morning."""
@@ -108,7 +128,12 @@ class LongRun:
         return sorted({state.version for state in states})
 
     def steps(self) -> list[Step]:
+        """Of this run, and of those that it was forked from."""
         return carried_out(self.log)
+
+    def played(self) -> Played:
+        """This run, with the steps since it began: where it was forked, nothing of the other ran any more."""
+        return Played(self.run, self.steps()[sum(len(each.steps) for each in self.left) :])
 
     def end(self) -> None:
         self.launcher.send_signal(signal.SIGINT)

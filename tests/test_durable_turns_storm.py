@@ -10,7 +10,8 @@ import signal
 import time
 from collections import Counter
 from contextlib import closing
-from operator import attrgetter
+from itertools import pairwise
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import pytest
@@ -19,12 +20,28 @@ from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import gather
+from asyncrl.run_folder import RunFolder
 from tests.counting_env import TURNS, carried_out_again
-from tests.long_run import START_S, LongRun, exact, none_was_sampled_twice
+from tests.long_run import START_S, LongRun, Played, exact, none_was_sampled_twice
 from tests.waiting import until
 
-WAYS = {"actor": 9, "host of an actor": 4, "actor leaves": 4, "buffer": 6, "launcher": 2, "stopped": 1, "fork": 2}
+WAYS = {
+    "actor": 9,
+    "host of an actor": 4,
+    "actor leaves": 4,
+    "buffer": 6,
+    "launcher": 2,
+    "stopped": 1,
+    "branch": 2,
+    "fork": 2,
+}
 """Ways to interrupt a run, with the weights by which they are drawn."""
+
+
+def drawn(rng: random.Random, count: int) -> list[str]:
+    """Each way once, then by their weights."""
+    first = rng.sample(list(WAYS), len(WAYS))
+    return [*first, *rng.choices(list(WAYS), list(WAYS.values()), k=count)][:count]
 
 
 def interrupt(run: LongRun, way: str, rng: random.Random) -> None:
@@ -42,9 +59,20 @@ def interrupt(run: LongRun, way: str, rng: random.Random) -> None:
             run.kill_all()
         case "stopped":
             run.stop_and_resume()
-        case "fork":  # a new branch from a checkpoint, while the episodes of the one before are in flight
-            steps = run.checkpoint_steps()
-            run.kill_all(*(["--fresh", "--at-step", str(rng.choice(steps[-2:]))] if steps else []))
+        case "branch":  # from a checkpoint, while the episodes of the branch before are in flight
+            run.kill_all("--fresh", "--at-step", str(rng.choice(run.checkpoint_steps()[-2:])))
+        case "fork":  # another run, whose ledger has the episodes in flight as the checkpoint has them
+            run.fork("--at-step", str(rng.choice(run.checkpoint_steps()[-2:])))
+
+
+def went_on(fork: RunFolder, source: RunFolder) -> int:
+    """How many turns that `source` recorded are part of trajectories that `fork` played to their end."""
+    ledger, before = read_ledger(fork.buffer), read_ledger(source.buffer)
+    of = itemgetter("grp", "idx", "attempt", "number", "form", "tokens")
+    recorded = {of(row) for row in before.tables["turns"]}
+    own = {place for place, row in ledger.trajectories.items() if row.branch not in before.branches}
+    continued = [row for row in ledger.tables["turns"] if row["ended"] == "continued" and of(row) in recorded]
+    return sum((row["grp"], row["idx"]) in own for row in continued)
 
 
 @pytest.mark.slow
@@ -57,29 +85,44 @@ def test_kills_at_random_turns_lose_none(long_run: Any, env: str) -> None:
     rng = random.Random(f"{env} {os.environ.get('ASYNCRL_TEST_SEED', '0')}")
     workers = {} if env == "agent" else {"workers": "processes", "worker_count": 1}
     run = long_run(env, "on", steps=100_000, actors={"count": 2, "slots": 2}, env=workers)
-    seen, ways, began = 0, Counter[str](), time.monotonic()
-    for number in range(kills):
+    seen, ways, began = 0, drawn(rng, kills), time.monotonic()
+    for number, way in enumerate(ways):
         enough = seen + rng.randrange(8, 40)  # somewhere else in the episodes each time
-        assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), f"kill {number} {ways}\n{run.out}"
+        assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), f"kill {number} {way}\n{run.out}"
         there = lambda: all(run.pid(role) for role in ("buffer", "actor-0", "actor-1"))  # noqa: E731
         assert until(there, START_S), run.out
+        if way in ("branch", "fork"):
+            assert until(lambda: bool(run.checkpoint_steps()), START_S), run.out
         time.sleep(rng.uniform(0.0, 0.1))
         seen = len(run.steps())
-        (way,) = rng.choices(list(WAYS), list(WAYS.values()))
         interrupt(run, way, rng)
-        ways[way] += 1
     enough = seen + 8 * TURNS
     assert until(lambda: len(run.steps()) >= enough, START_S), run.out
     run.end()
-    trajectories, steps = exact(run.run, agent=env == "agent"), run.steps()
-    samples = none_was_sampled_twice(run.run, steps, "summary" if env == "agent" else "sample")
-    ended = Counter(row["ended"] or "kept" for row in read_ledger(run.run.buffer).tables["turns"])
+    played = [*run.left, run.played()]
+    for each in played:
+        as_undisturbed(each, agent=env == "agent")
+    carried = [went_on(fork.run, source.run) for source, fork in pairwise(played)]
     print(
-        f"{env}: {kills} kills ({dict(ways)}) in {time.monotonic() - began:.0f} s, {len(trajectories)} trajectories, "
-        f"{samples} samples; {carried_out_again(steps)} actions carried out again in abandoned copies; {dict(ended)}"
+        f"{env}: {kills} kills ({dict(Counter(ways))}) in {time.monotonic() - began:.0f} s; "
+        f"{carried} turns went on in forks"
+    )
+    assert any(carried) or not carried
+
+
+def as_undisturbed(played: Played, *, agent: bool) -> None:
+    """No token was sampled twice or lost, no action was repeated in a history, and the audit finds nothing."""
+    run, steps = played
+    trajectories = exact(run, agent=agent)
+    samples = none_was_sampled_twice(run, steps, "summary" if agent else "sample")
+    ledger = read_ledger(run.buffer)
+    ended = Counter(row["ended"] or "kept" for row in ledger.tables["turns"])
+    print(
+        f"{run.path.name}: {len(trajectories)} trajectories, {samples} samples; {carried_out_again(steps)} actions "
+        f"carried out again in abandoned copies; {dict(ended)}"
     )
     assert not ended.keys() & {"failed", "diverged", "lost", "stale", "anew"}
-    reasons = {group.reason for group in read_ledger(run.run.buffer).groups.values()} - {None}
+    reasons = {group.reason for group in ledger.groups.values()} - {None}
     assert reasons <= {"discarded_branch"}, "nothing but a new branch drops a group"
 
 

@@ -34,12 +34,14 @@ def mutations(good: Sequence[Sequence[bytes]], count: int, seed: int) -> Iterato
 
 
 def header(frame: bytes, rng: random.Random) -> bytes:
-    """A value somewhere in a msgpack map exchanged, lost, or one put in; other bytes: noise."""
+    """A value somewhere in a msgpack map or list exchanged, lost, or one put in; other bytes: noise."""
     try:
         content = msgpack.unpackb(frame)
     except (ValueError, msgpack.exceptions.UnpackException):
         return noise(frame, rng)
     inside = content
+    if isinstance(content, list) and content:
+        entry(content, rng)
     while isinstance(inside, dict) and inside:
         name = rng.choice(sorted(inside, key=str))
         if isinstance(inside[name], dict) and inside[name] and rng.random() < 0.7:
@@ -61,12 +63,15 @@ def header(frame: bytes, rng: random.Random) -> bytes:
 
 
 def entry(inside: list[Any], rng: random.Random) -> None:
-    """A value anywhere in a list of values, lists and maps exchanged or lost."""
+    """A value anywhere in a list of values, lists, maps and bytes exchanged, lost, or damaged inside."""
     at = rng.randrange(len(inside))
     while isinstance(inside[at], list) and inside[at] and rng.random() < 0.8:
         inside = inside[at]
         at = rng.randrange(len(inside))
-    if rng.random() < 0.25:
+    within = inside[at]
+    if isinstance(within, bytes) and rng.random() < 0.8:
+        inside[at] = header(within, rng)  # a message in a message
+    elif rng.random() < 0.25:
         del inside[at]
     else:
         inside[at] = rng.choice(VALUES)
