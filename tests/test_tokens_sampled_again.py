@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def cost(folder: Path, turns: str, kills: int) -> Cost:
         for _ in range(kills):
             enough = sum(at[-1:]) + SLOTS * rng.randrange(TURNS, 2 * TURNS) + rng.randrange(SLOTS)
             assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), run.out
+            time.sleep(rng.uniform(0.0, 0.2))  # amid tools or amid tokens
             run.kill("actor-0")
             at.append(len(run.steps()))
         enough = at[-1] + 4 * SLOTS * TURNS  # all that was in flight has been played again

@@ -27,7 +27,7 @@ from tests.buffer.processes import CONFIG, BufferProcess
 from tests.buffer.tickets.test_turns import RESET, answer, episode, sample
 
 MANY = int(os.environ.get("ASYNCRL_TEST_MESSAGES", "1000000"))
-OF_A_LEASE = 2000
+OF_A_LEASE = 1000
 AHEAD = 3
 """Turns that the good messages go on by."""
 
@@ -93,14 +93,17 @@ def test_a_million_damaged_turns_to_a_real_buffer(tmp_path: Path) -> None:
         raw.close(0)
     finally:
         buffer.close()
-    print(f"{MANY} sent: {dict(outcomes)}; {carried} turns in resumed tickets; MB {sizes[:: max(1, len(sizes) // 10)]}")
+    ledger = read_ledger(buffer.run.buffer)
+    print(
+        f"{MANY} sent: {dict(outcomes)}; {len(ledger.tables['turns'])} rows, {carried} turns in resumed tickets; "
+        f"MB {sizes[:: max(1, len(sizes) // 10)]}"
+    )
     assert outcomes["malformed"] > MANY / 4
     assert min(outcomes["stored"], outcomes["revoked"], carried) > MANY / OF_A_LEASE
     assert sizes[-1] < 1.2 * sizes[len(sizes) // 10] + 10, "memory is flat once it is warm"
-    ledger = read_ledger(buffer.run.buffer)
     with closing(PayloadFiles(buffer.run.buffer / "payloads")) as files:
         assert list(checked(ledger, files.read)) == []
-    assert len(ledger.tables["turns"]) == outcomes["stored"]
+    assert MANY / OF_A_LEASE < len(ledger.tables["turns"]) <= outcomes["stored"], "one that came before is stored once"
 
 
 @pytest.mark.slow
