@@ -122,6 +122,9 @@ def as_undisturbed(played: Played, *, agent: bool) -> None:
         f"carried out again in abandoned copies; {dict(ended)}"
     )
     assert not ended.keys() & {"failed", "diverged", "lost", "stale", "anew"}
+    with closing(PayloadFiles(run.buffer / "payloads")) as files:
+        found = figures(gather(run, run.load_config(), files))
+    assert not (any(found.lost.values()) or found.lost_turns), "the ledger has all that was acknowledged"
     reasons = {group.reason for group in ledger.groups.values()} - {None}
     assert reasons <= {"discarded_branch"}, "nothing but a new branch drops a group"
 
