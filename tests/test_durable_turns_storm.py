@@ -124,7 +124,8 @@ def as_undisturbed(played: Played, *, agent: bool) -> None:
     assert not ended.keys() & {"failed", "diverged", "lost", "stale", "anew"}
     with closing(PayloadFiles(run.buffer / "payloads")) as files:
         found = figures(gather(run, run.load_config(), files))
-    assert not (any(found.lost.values()) or found.lost_turns), "the ledger has all that was acknowledged"
+    assert not any(found.lost.values())
+    assert not found.lost_turns, "the ledger has all that was acknowledged"
     reasons = {group.reason for group in ledger.groups.values()} - {None}
     assert reasons <= {"discarded_branch"}, "nothing but a new branch drops a group"
 
