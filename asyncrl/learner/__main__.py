@@ -62,7 +62,9 @@ def main() -> None:
     buffer = BufferClient(run.address("buffer"), identity=name)
     try:
         if arguments.rank:
-            refuse_another(recorded(run.teacher), trainer.teacher, config.learner.teacher.path, "recorded in its folder")
+            refuse_another(
+                recorded(run.teacher), trainer.teacher, config.learner.teacher.path, "recorded in its folder"
+            )
             follow(config, trainer, ranks, buffer, reporter)
         else:
             remember(run.teacher, config.learner.teacher.path, trainer.teacher)
