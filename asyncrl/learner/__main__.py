@@ -20,7 +20,7 @@ from asyncrl.learner.backends.gpu import take_gpu
 from asyncrl.learner.build import builder_of, objective_of, refuse_incomplete, refuse_without_teacher
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.demonstrations import Rendered
-from asyncrl.learner.distillation.identity import remember
+from asyncrl.learner.distillation.identity import recorded, refuse_another, remember
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.hints import HintRows
 from asyncrl.learner.loop import Learner
@@ -62,6 +62,9 @@ def main() -> None:
     buffer = BufferClient(run.address("buffer"), identity=name)
     try:
         if arguments.rank:
+            refuse_another(
+                recorded(run.teacher), trainer.teacher, config.learner.teacher.path, "recorded in its folder"
+            )
             follow(config, trainer, ranks, buffer, reporter)
         else:
             remember(run.teacher, config.learner.teacher.path, trainer.teacher)

@@ -46,13 +46,13 @@ def refuse_without_teacher(config: Config, backend: Backend) -> None:
     if taught and not getattr(backend, "teacher_digest", ""):
         raise ConfigError(
             f"learner.teacher.path is {config.learner.teacher.path!r}, and learner.backend {config.learner.backend} "
-            "has no teacher (`teacher_digest`): use learner.backend torch or fsdp2."
+            "has no teacher (`teacher_digest`): use learner.backend torch, fsdp2 or megatron."
         )
     if config.learner.teacher.moves and not hasattr(backend, "move_teacher"):
         raise ConfigError(
             f"learner.teacher.path is {POLICY}, and learner.backend {config.learner.backend} lacks move_teacher, which "
             f"is described under `{MovesTeacher.__name__}` in asyncrl/learner/backends/protocol.py: add it, or use "
-            "learner.backend torch or fsdp2."
+            "learner.backend torch, fsdp2 or megatron."
         )
 
 

@@ -26,11 +26,6 @@ def of_teacher(c: Tree) -> list[str]:
         return (
             [f"learner.teacher.{given[0]} is set and learner.teacher.path is empty: name a teacher."] if given else []
         )
-    if c.learner.backend == "megatron":
-        problems.append(
-            "learner.teacher.path names a teacher, and learner.backend megatron has none: use learner.backend torch or "
-            "fsdp2."
-        )
     if teacher.into == "advantage" and teacher.over != "token":
         problems.append(
             f"learner.teacher.into is advantage and learner.teacher.over {teacher.over}: a divergence over several "

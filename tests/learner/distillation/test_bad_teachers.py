@@ -109,7 +109,6 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
     ("learner", "given", "buffer", "said"),
     [
         ({}, {"path": "", "coef": 2.0}, {}, "learner.teacher.coef is set and learner.teacher.path is empty"),
-        ({"backend": "megatron"}, {}, {}, "learner.backend megatron has none: use learner.backend torch or fsdp2"),
         ({}, {"into": "advantage"}, {}, "Set learner.teacher.over token, or learner.teacher.into loss"),
         ({}, {"into": "advantage", "over": "top_k"}, {}, "learner.teacher.over top_k"),
         ({}, {"coef": 0.0}, {}, "learner.teacher.coef and learner.teacher.reward_weight are both 0"),

@@ -340,7 +340,6 @@ def test_a_backend_without_a_teacher_that_moves_is_refused() -> None:
         ({"update_rate": 0.5}, {"lora": {"r": 4}}, r"update_rate is 0\.5 and .*lora\.r 4.*Set update_rate 1 or 0"),
         ({"path": "quickstart", "update_rate": 0.5}, {}, r"update_rate is 0\.5 and .*path 'quickstart'"),
         ({"path": "quickstart", "shown": "feedback"}, {}, r"'feedback' and .*Set learner\.teacher\.path policy"),
-        ({}, {"backend": "megatron"}, r"learner\.backend megatron has none"),
         ({"update_rate": 1.5}, {}, r"update_rate"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class MovingTeacher:
         """`copy`: of the policy as it begins; None: the policy itself is the teacher."""
         self._policy, self._rate = policy, rate
         self._copy = None if copy is None else copy.requires_grad_(False)
-        self.digest = f"{POLICY}, update_rate {rate:g}"
+        self.digest = rule_of(rate)
         self.averages = copy is not None and 0 < rate < 1
         """Whether its weights follow from nothing else than all steps so far, so that checkpoints hold them."""
 
@@ -76,11 +77,21 @@ def moving_of(learner: LearnerConfig, policy: Scorer, build: Callable[[], Scorer
     return MovingTeacher(policy, copy, given.update_rate)
 
 
+def rule_of(rate: float) -> str:
+    """What identifies a teacher that moves."""
+    return f"{POLICY}, update_rate {rate:g}"
+
+
 def refuse_without_average(folder: Path) -> None:
     """Raises RunError for a checkpoint without the average's weights."""
     if not (folder / FILE).is_file():
-        raise RunError(
-            f"checkpoint {folder} has no {FILE}, from which the teacher's average (learner.teacher.update_rate) would "
-            "continue: resume with the learner.teacher that the run was started with, or move the checkpoint away if "
-            "it is damaged."
-        )
+        refuse_missing_average(folder, FILE)
+
+
+def refuse_missing_average(folder: Path, missing: str) -> NoReturn:
+    """Raises RunError."""
+    raise RunError(
+        f"checkpoint {folder} has no {missing}, from which the teacher's average (learner.teacher.update_rate) would "
+        "continue: resume with the learner.teacher that the run was started with, or move the checkpoint away if it is "
+        "damaged."
+    )

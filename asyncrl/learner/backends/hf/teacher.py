@@ -50,12 +50,17 @@ class Teacher:
         self._scorer, self.digest, self._positions = scorer.requires_grad_(False), scorer.digest, positions
 
     def states(self, part: Packed) -> TeacherStates:
-        if self._positions is not None and max(part.lengths) > self._positions:
-            raise RunError(
-                f"a row has {max(part.lengths)} tokens and the teacher reads {self._positions}: lower env.max_tokens, "
-                "or choose a teacher of a longer context."
-            )
+        refuse_longer(part, self._positions)
         return states_of(self._scorer, part)
+
+
+def refuse_longer(part: Packed, positions: int | None) -> None:
+    """Raises RunError for a row that a teacher of so many positions cannot read; None: it reads any."""
+    if positions is not None and max(part.lengths) > positions:
+        raise RunError(
+            f"a row has {max(part.lengths)} tokens and the teacher reads {positions}: lower env.max_tokens, or choose "
+            "a teacher of a longer context."
+        )
 
 
 def states_of(scorer: Scorer, part: Packed) -> TeacherStates:
@@ -93,11 +98,11 @@ def teacher_of(config: Config, build: Build) -> Teacher | None:
         config.learner.model_dump() | {"lora": {}, "teacher": {}, "activation_checkpointing": "none"}
     )
     model = ModelConfig(path=given.path, dtype=config.model.dtype)
-    scorer = build(config.model_copy(update={"model": model, "learner": learner}), lambda: _source(config))
-    return Teacher(scorer, _positions(scorer.model))
+    scorer = build(config.model_copy(update={"model": model, "learner": learner}), lambda: source_of_teacher(config))
+    return Teacher(scorer, positions_of(scorer.model))
 
 
-def _source(config: Config) -> Source:
+def source_of_teacher(config: Config) -> Source:
     """The teacher as it is on the disk, and whole. Raises ConfigError."""
     given = config.learner.teacher
     folder = teacher_folder(given.path)
@@ -109,7 +114,7 @@ def _source(config: Config) -> Source:
             "whose weights are whole."
         )
     refuse_other_words(load_tokenizer(config.model), load_tokenizer(model, FIELD), given.path, _words(source))
-    positions = _positions(source)
+    positions = positions_of(source)
     if positions is not None and config.env.max_tokens > positions:
         raise ConfigError(
             f"env.max_tokens is {config.env.max_tokens}, and the teacher in {FIELD} ({given.path}) reads rows of at "
@@ -128,7 +133,7 @@ def _not_finite(model: PreTrainedModel) -> str:
     return next((name for name, x in model.named_parameters() if not x.isfinite().all()), "")
 
 
-def _positions(model: PreTrainedModel) -> int | None:
+def positions_of(model: PreTrainedModel) -> int | None:
     positions: int | None = getattr(model.config, "max_position_embeddings", None)
     return positions
 

@@ -9,9 +9,7 @@ so, spread over files of all ranks, and is loaded with any other number of ranks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,25 +26,25 @@ from torch._C._distributed_c10d import HashStore
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config
-from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.distribution import Rounds, add_up
 from asyncrl.learner.backends.hf.fsdp2 import COLLECTIVES
-from asyncrl.learner.backends.hf.scorer import differs
+from asyncrl.learner.backends.hf.teacher import comparison_of
 from asyncrl.learner.backends.megatron import checkpoint
+from asyncrl.learner.backends.megatron.building import Builder
 from asyncrl.learner.backends.megatron.groups import Options, join, options_of
-from asyncrl.learner.backends.megatron.model import Decoder, build, layout_of
+from asyncrl.learner.backends.megatron.model import Decoder, layout_of
 from asyncrl.learner.backends.megatron.pieces import Pieces
 from asyncrl.learner.backends.megatron.pipeline import Pipeline
-from asyncrl.learner.backends.megatron.scorer import Scorer
+from asyncrl.learner.backends.megatron.scorer import Lesson, Scorer
 from asyncrl.learner.backends.megatron.shards import MOMENTS, Shards
+from asyncrl.learner.backends.megatron.teacher import STATE as TEACHER
+from asyncrl.learner.backends.megatron.teacher import frozen_teacher, moving_teacher
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.model import load_model
 
 
 class MegatronBackend:
     """One rank. Joins the existing process group; without one it trains alone."""
-
-    teacher_digest = ""
 
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
         """Builds from `config.model`, or from `model`, which it consumes; every rank reads all of it and keeps its
@@ -64,36 +62,33 @@ class MegatronBackend:
             from asyncrl.learner.backends.megatron.cpu import stand_in  # for CPUs only
 
             stand_in()
-        self._config, self._options = config, options
-        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._config = config
+        self._builder = builder = Builder(config, options, groups, self.device)
         rounds = Rounds(groups.data.rank(), groups.data.size(), groups.data)
-        self._passes = rounds if options.pipeline_parallel == 1 else Pipeline(rounds, groups, self._on_device)
+        self._passes = rounds if options.pipeline_parallel == 1 else Pipeline(rounds, groups, builder.on_device)
         # A pipeline needs as many micro-batches as it has stages to be busy.
         self.dp_size = groups.data.size() * options.pipeline_parallel
 
         source = model or load_model(config.model, torch.float32)
         self._form = checkpoint.Form.of(source)
-        self._layout = layout_of(source.config, options)
-        decoder = self._build(source)
-        self._pieces = Pieces(decoder, self._layout, groups)
-        self._fill(decoder, source)
+        layout = layout_of(source.config, options)
+        decoder = builder.decoder(source, layout, config.learner.activation_checkpointing)
+        self._pieces = Pieces(decoder, layout, groups)
         buckets = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=False,
             use_distributed_optimizer=options.distributed_optimizer,
         )
         self._ddp = DistributedDataParallel(decoder.config, buckets, decoder)
-        scorer = partial(Scorer, layout=self._layout, temperature=config.actors.temperature, group=groups.tensor)
-        self._scorer = scorer(decoder, self._ddp)
-        self._check(source)
+        self._scorer = builder.scorer(decoder, self._ddp, layout)
+        builder.check(source, lambda part: self._score(self._scorer, part), "model.path", config.model.path)
         self._reference: Scorer | None = None
         if config.learner.kl_coef > 0:
             # The reference begins as the run's first model, whatever `model` holds.
-            first = load_model(config.model, torch.float32)
-            frozen = self._build(first).requires_grad_(False)
-            self._fill(frozen, first)
-            self._reference = scorer(frozen, frozen)
-        with self._on_device():
+            self._reference = builder.frozen(load_model(config.model, torch.float32), layout)
+        self._moving = moving_teacher(config, builder, self._scorer, self._pieces)
+        self.teacher_digest = self._learn_from_teacher()
+        with self._builder.on_device():
             self._optimizer = get_megatron_optimizer(_adamw(config, options), [self._ddp])
         (self._inner,) = self._optimizer.chained_optimizers
         self._inner.optimizer = fused_adamw(self._inner.optimizer)
@@ -113,6 +108,11 @@ class MegatronBackend:
             raise ValueError("there is no reference model: learner.kl_coef is 0")
         self._reference.decoder.load_state_dict(self._scorer.decoder.state_dict())
 
+    def move_teacher(self) -> None:
+        if self._moving is None:
+            raise ValueError("there is no teacher that moves: learner.teacher.path is another than policy")
+        self._moving.move(self._main())
+
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         self._passes.accumulate(self._scorer, parts, loss)
 
@@ -124,7 +124,7 @@ class MegatronBackend:
 
     def clip(self, max_norm: float) -> float:
         self._sum_gradients()
-        with self._on_device():
+        with self._builder.on_device():
             self._optimizer.prepare_grads()
             return float(self._inner.clip_grad_norm(max_norm))
 
@@ -132,7 +132,7 @@ class MegatronBackend:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._sum_gradients()
-        with self._on_device():
+        with self._builder.on_device():
             self._optimizer.prepare_grads()
             self._optimizer.step_with_ready_grads()
         self.discard()
@@ -169,7 +169,7 @@ class MegatronBackend:
     def snapshot(self) -> Callable[[Path], None]:
         rank, ranks = self._groups.rank, self._groups.size
         shards = self._shards
-        weights = checkpoint.own_tensors(self._pieces.full(shards.gather(lambda s: s.main), torch.float32), rank, ranks)
+        weights = checkpoint.own_tensors(self._pieces.full(self._main(), torch.float32), rank, ranks)
         state = {
             moment: self._pieces.full(
                 shards.gather(lambda s, moment=moment: shards.state(s).get(moment)),  # type: ignore[misc]
@@ -179,6 +179,8 @@ class MegatronBackend:
         }
         if self._reference is not None and self._config.learner.reference_every:
             state["reference"] = self._named(self._reference.decoder)
+        if self._moving is not None and self._moving.average:
+            state[TEACHER] = self._pieces.full(self._moving.average.__getitem__, torch.float32)
         named_state = ((f"{kind}/{name}", tensor) for kind, named in state.items() for name, tensor in named)
         own_state = checkpoint.own_tensors(named_state, rank, ranks)
         step = shards.step()
@@ -206,50 +208,40 @@ class MegatronBackend:
             if self._reference is not None and self._config.learner.reference_every:
                 for name, parameter in self._reference.decoder.named():
                     parameter.copy_(self._pieces.piece(name, lambda n: saved.state(f"reference/{n}")))
+            if self._moving is not None:
+                self._moving.load(saved, self._pieces, self._main())
 
-    def _build(self, source: PreTrainedModel) -> Decoder:
-        checkpointing = self._config.learner.activation_checkpointing
-        with self._on_device():
-            decoder = build(source.config, self._layout, self._options, self._groups, self._dtype, checkpointing)
-        decoder.to(self.device)
-        return decoder
+    def _learn_from_teacher(self) -> str:
+        """Gives the policy's scorer its teacher; returns what identifies one in this process. Raises ConfigError."""
+        given, teacher, digest = self._config.learner.teacher, None, ""
+        if not given.path:
+            return digest
+        if self._moving is not None:
+            teacher, digest = self._moving.local(), self._moving.digest
+        elif given.scored_by == "learner":
+            teacher, digest = frozen_teacher(self._config, self._builder, self._scorer, self._score)
+        self._scorer.lesson = Lesson(teacher, comparison_of(given))
+        return digest
 
-    @torch.no_grad()
-    def _fill(self, decoder: Decoder, source: PreTrainedModel) -> None:
-        state = source.state_dict()
-        for name, parameter in decoder.named():
-            parameter.copy_(self._pieces.piece(name, state.__getitem__))
+    def _score(self, scorer: Scorer, part: Packed) -> Scores:
+        return self._passes.logprobs(scorer, [part])[0]
 
-    def _check(self, source: PreTrainedModel) -> None:
-        """Compares with the model's own forward pass, as `check` of hf/scorer.py does. Raises ConfigError."""
-        model = self._config.model
-        worst = differs(source, lambda part: self.logprobs([part])[0], self._config.actors.temperature)
-        if not worst < (0.3 if model.dtype == "bfloat16" else 1e-2):
-            raise ConfigError(
-                f"model.path is {model.path!r}, a {type(source).__name__}: as a model of Megatron-core its rows "
-                f"differ from its own forward pass by {worst:.2g} nats. Use learner.backend fsdp2."
-            )
+    def _main(self) -> Callable[[str], Tensor]:
+        """The policy's float32 pieces by Megatron's names; collective."""
+        return self._shards.gather(lambda s: s.main)
 
     def _sum_gradients(self) -> None:
         """Sums gradients over ranks, once for each update: also those of the norms of heads and of sequence-parallel
         layers, and of an embedding that is tied to the head, over the stages."""
         if not self._gradients_summed:
-            with self._on_device():
+            with self._builder.on_device():
                 finalize_model_grads([self._ddp])
             self._gradients_summed = True
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Entered around calls of Megatron that name the GPU."""
-        if self.device.type == "cuda":
-            return nullcontext()
-        from asyncrl.learner.backends.megatron.cpu import OnCpu
-
-        return OnCpu()
 
     def _named(self, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
         """Full tensors in the model's dtype."""
         parameters = dict(decoder.named())
-        return self._pieces.full(lambda name: parameters[name].detach(), self._dtype)
+        return self._pieces.full(lambda name: parameters[name].detach(), self._builder.dtype)
 
     @torch.no_grad()
     def _write_weights(self, get: Callable[[str], Tensor]) -> None:

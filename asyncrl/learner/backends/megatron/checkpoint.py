@@ -1,7 +1,8 @@
 """A checkpoint of the Megatron backend: full tensors with Hugging Face names, each in the file of one rank.
 
     hf/        config, model-00001.safetensors ... of each rank, index: float32, what transformers loads
-    megatron/  rank-00001.safetensors ...: exp_avg/<name>, exp_avg_sq/<name>, reference/<name>; index.json
+    megatron/  rank-00001.safetensors ...: <kind>/<name>; index.json. Kinds: exp_avg, exp_avg_sq,
+               reference, teacher (an average of the policy)
 
 Nothing in it depends on the number of ranks, or on how they split the model.
 """
@@ -88,20 +89,24 @@ class Saved:
     """A checkpoint's tensors, read one at a time."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
-        self._folder, self._files, self._open = folder, files, dict[Path, Any]()
+        self.folder, self._files, self._open = folder, files, dict[Path, Any]()
         self._hf: dict[str, str] = json.loads((folder / "hf" / _HF_INDEX).read_text())["weight_map"]
         index = json.loads((folder / _STATE / "index.json").read_text())
         self._state: dict[str, str] = index["files"]
         self.step: int = index["step"]
 
     def weight(self, name: str) -> Tensor:
-        return self._of(self._folder / "hf" / self._hf[name]).get_tensor(name)  # type: ignore[no-any-return]
+        return self._of(self.folder / "hf" / self._hf[name]).get_tensor(name)  # type: ignore[no-any-return]
 
     def state(self, name: str) -> Tensor:
-        return self._of(self._folder / _STATE / self._state[name]).get_tensor(name)  # type: ignore[no-any-return]
+        return self._of(self.folder / _STATE / self._state[name]).get_tensor(name)  # type: ignore[no-any-return]
+
+    def has(self, kind: str) -> bool:
+        """Whether it holds state of this kind."""
+        return any(name.startswith(f"{kind}/") for name in self._state)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        files = {name: self._of(self._folder / "hf" / file) for name, file in self._hf.items()}
+        files = {name: self._of(self.folder / "hf" / file) for name, file in self._hf.items()}
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
 
     def _of(self, path: Path) -> Any:

@@ -32,19 +32,20 @@ from asyncrl.learner.backends.megatron.names import EMBEDDING, HEAD, Layout, in_
 FAMILIES = ("qwen3", "qwen2", "llama")
 
 
-def layout_of(hf: PretrainedConfig, options: Options) -> Layout:
-    """Raises ConfigError for a model that megatron does not compute here, or that cannot be split as asked."""
+def layout_of(hf: PretrainedConfig, options: Options, field: str = "model.path") -> Layout:
+    """Raises ConfigError for a model that megatron does not compute here, or that cannot be split as asked; `field`
+    names it."""
     if problem := _unsupported(hf):
-        raise ConfigError(f"model.path {problem}: learner.backend megatron does not compute it, use fsdp2.")
+        raise ConfigError(f"{field} {problem}: learner.backend megatron does not compute it, use fsdp2.")
     for what, n in (("num_key_value_heads", hf.num_key_value_heads), ("intermediate_size", hf.intermediate_size)):
         if n % options.tensor_parallel:
             raise ConfigError(
-                f"learner.backend_options.tensor_parallel is {options.tensor_parallel}, which does not divide the "
-                f"model's {what} = {n}: choose a divisor."
+                f"learner.backend_options.tensor_parallel is {options.tensor_parallel}, which does not divide {what} = "
+                f"{n} of the model in {field}: choose a divisor."
             )
     if options.pipeline_parallel > hf.num_hidden_layers:
         raise ConfigError(
-            f"learner.backend_options.pipeline_parallel is {options.pipeline_parallel} and the model has "
+            f"learner.backend_options.pipeline_parallel is {options.pipeline_parallel} and the model in {field} has "
             f"{hf.num_hidden_layers} layers: each stage needs one, choose fewer stages."
         )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads

@@ -6,6 +6,9 @@
 Several pipelines compute the parts of a round (distribution.py) at the same time. The last stage of each calls the
 loss; under `logprobs` their last stages gather the scores of all, and the other stages receive them once the schedule
 has ended.
+
+A teacher in this process computes all parts first, in a schedule of its own. The hidden states of their sampled tokens
+wait in the last stage's host memory.
 """
 
 from __future__ import annotations
@@ -66,22 +69,58 @@ class Pipeline:
         """Runs forward passes, and unless `forward_only` backward; `end` receives the scores of each round on the last
         stage, and returns what is differentiated."""
 
-        def forward(rounds: Iterator[list[int]], _: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Any, ...]]]:
-            in_round = next(rounds)
-            part = self._rounds.own(parts, in_round)
-            return scorer.states(part), partial(scored, in_round, part)
+        rounds = self._rounds.plan(parts)
+        of_teacher = self._of_teacher(scorer, parts, rounds)
 
-        def scored(in_round: list[int], part: Packed, states: Tensor) -> tuple[Tensor, Tensor, None]:
-            share = end(in_round, scorer.scores(part, states))
+        def scored(n: int, part: Packed, states: Tensor) -> Tensor | None:
+            return end(rounds[n], scorer.scores(part, states, of_teacher[n]))
+
+        self._schedule(scorer, [self._rounds.own(parts, r) for r in rounds], scored, forward_only=forward_only)
+
+    def _of_teacher(
+        self, scorer: Scorer, parts: Sequence[Packed], rounds: Sequence[list[int]]
+    ) -> Sequence[Tensor | None]:
+        """The teacher's hidden states of this rank's part of each round, on the last stage; None without a teacher."""
+        teacher = scorer.teacher(parts[0]) if parts else None
+        found: list[Tensor | None] = [None] * len(rounds)
+        if teacher is None:
+            return found
+
+        def keep(n: int, part: Packed, states: Tensor) -> None:
+            hidden = teacher.scorer.scores(part, states).hidden
+            assert hidden is not None
+            found[n] = hidden.cpu()
+
+        read = [teacher.read(self._rounds.own(parts, r)) for r in rounds]
+        with torch.no_grad():
+            self._schedule(teacher.scorer, read, keep, forward_only=True)
+        return found
+
+    def _schedule(
+        self,
+        scorer: Scorer,
+        own: Sequence[Packed],
+        end: Callable[[int, Packed, Tensor], Tensor | None],
+        *,
+        forward_only: bool,
+    ) -> None:
+        """Runs this rank's parts through all stages; `end` receives the n-th with the states of the last stage there,
+        and returns what is differentiated."""
+
+        def forward(todo: Iterator[tuple[int, Packed]], _: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Any, ...]]]:
+            n, part = next(todo)
+            return scorer.states(part), partial(ended, n, part)
+
+        def ended(n: int, part: Packed, states: Tensor) -> tuple[Tensor, Tensor, None]:
+            share = end(n, part, states)
             return states if share is None else share, torch.zeros((), dtype=torch.int), None
 
-        rounds = self._rounds.plan(parts)
         with self._computing():
             forward_backward_pipelining_without_interleaving(
                 forward_step_func=forward,
-                data_iterator=iter(rounds),
+                data_iterator=iter(enumerate(own)),
                 model=scorer.run,
-                num_microbatches=len(rounds),
+                num_microbatches=len(own),
                 seq_length=1,  # stages send each other the number of tokens
                 micro_batch_size=1,
                 forward_only=forward_only,

@@ -1,6 +1,13 @@
-"""Scores of packed rows from a model of Megatron-core, whose last stage computes them from hidden states."""
+"""Scores of packed rows from a model of Megatron-core, whose last stage computes them from hidden states.
+
+With a teacher in this process (`Lesson`) its last stage computes hidden states of the same tokens first; both heads are
+split over the tensor-parallel ranks at the same words.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -8,12 +15,16 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
+from asyncrl.learner.backends.comparison import TeacherStates, compared
 from asyncrl.learner.backends.hf.row_attention import ends_of, layout_of
 from asyncrl.learner.backends.megatron.logprobs import parallel_logprobs
 from asyncrl.learner.backends.megatron.model import Decoder, PackedRows
 from asyncrl.learner.backends.megatron.names import Layout
+from asyncrl.learner.backends.megatron.vocabulary import Split
 from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.backends.recorded import compared_with_recorded
 from asyncrl.learner.backends.shared_prefixes import Segment
+from asyncrl.learner.distillation.divergence import Comparison
 
 
 class Scorer:
@@ -25,10 +36,20 @@ class Scorer:
         """`group`: the ranks that share each matrix."""
         self.decoder, self.run, self.device = decoder, run, next(decoder.parameters()).device
         self._layout, self._temperature, self._group = layout, temperature, group
+        self.lesson: Lesson | None = None
+        """What the policy is compared with, where that is wanted"""
 
     def __call__(self, part: Packed) -> Scores:
         """Scores of a part, with a single stage."""
-        return self.scores(part, self.states(part))
+        of_teacher = None
+        if (teacher := self.teacher(part)) is not None:
+            with torch.no_grad():
+                of_teacher = teacher.scorer(teacher.read(part)).hidden
+        return self.scores(part, self.states(part), of_teacher)
+
+    def teacher(self, part: Packed) -> LocalTeacher | None:
+        """The one that computes the part too."""
+        return self.lesson.teacher if self.lesson is not None and "teacher" in part.wants else None
 
     def states(self, part: Packed) -> Tensor:
         """[T, 1, H] after the layers of this rank's stage, or its share along the tokens. The decoder's input tensor
@@ -49,8 +70,8 @@ class Scorer:
         )
         return states
 
-    def scores(self, part: Packed, states: Tensor) -> Scores:
-        """Scores from the `states` of the last stage."""
+    def scores(self, part: Packed, states: Tensor, of_teacher: Tensor | None = None) -> Scores:
+        """Scores from the `states` of the last stage, and the teacher's hidden states of the same tokens."""
         device = self.device
         if self.decoder.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
@@ -60,34 +81,88 @@ class Scorer:
         def on_tokens(x: Tensor) -> Tensor:
             return torch.zeros(len(part.token_ids), device=device).index_put((wanted,), x)
 
+        targets = part.token_ids.to(device)[wanted]
         logprobs = entropy = torch.zeros(len(part.token_ids), device=device)
-        squares = None
+        squares = rows = None
         if part.wants & {"logprobs", "sum_pi_sq"}:
             selected = parallel_logprobs(
                 predicting,
-                self._head(),
-                part.token_ids.to(device)[wanted],
+                self.head(),
+                targets,
                 self._temperature,
-                first=self._group.rank() * self._rows(),
+                first=self.first,
                 vocabulary=self._layout.vocabulary,
                 group=self._group,
                 kept=None if part.kept is None else part.kept.to(device),
             )
             logprobs, entropy, squares = map(on_tokens, selected)
+        if self.lesson is not None and "teacher" in part.wants:
+            rows = torch.stack([on_tokens(x.float()) for x in self._compared(part, predicting, targets, of_teacher)])
         return Scores(
             logprobs,
             entropy,
             predicting if "hidden" in part.wants else None,
             squares if "sum_pi_sq" in part.wants else None,
+            rows,
         )
 
-    def _head(self) -> Tensor:
+    def _compared(self, part: Packed, hidden: Tensor, targets: Tensor, of_teacher: Tensor | None) -> Tensor:
+        """[6, n] the `ROWS` of comparison.py."""
+        assert self.lesson is not None
+        head, lesson, ours = self.head(), self.lesson, self.vocabulary
+        if lesson.teacher is None:
+            assert part.recorded is not None
+            words = Split(ours, self.first, len(head), self._group)
+            divergence = lesson.how.divergence
+            return compared_with_recorded(
+                hidden, head, part.recorded, divergence, temperature=self._temperature, words=words
+            )
+        assert of_teacher is not None
+        words = Split(min(ours, lesson.teacher.words), self.first, len(head), self._group)
+        states = TeacherStates(of_teacher.to(self.device), lesson.teacher.head())
+        return compared(hidden, head, targets, states, lesson.how, temperature=self._temperature, words=words)
+
+    @property
+    def vocabulary(self) -> int:
+        """Words of the head, on all ranks."""
+        return self._layout.vocabulary
+
+    @property
+    def first(self) -> int:
+        """The word of this rank's first row of the head."""
+        return self._group.rank() * self._rows()
+
+    def head(self) -> Tensor:
         """This rank's rows of the output matrix, without those that belong to no token."""
         decoder = self.decoder
         tied = decoder.share_embeddings_and_output_weights
         weight: Tensor = decoder.shared_embedding_or_output_weight() if tied else decoder.output_layer.weight
-        return weight[: max(0, min(self._rows(), self._layout.vocabulary - self._group.rank() * self._rows()))]
+        return weight[: max(0, min(self._rows(), self._layout.vocabulary - self.first))]
 
     def _rows(self) -> int:
         size: int = self._group.size()
         return -(-self._layout.vocabulary // size)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTeacher:
+    """A teacher in this process."""
+
+    scorer: Scorer
+    shown: Callable[[Packed], Packed]
+    """What it reads of a part; on every rank. Raises RunError for a row that is too long"""
+    head: Callable[[], Tensor]
+    """Its rows of the words that this rank has of the policy's head; on the last stage"""
+    words: int
+    """Of its head, on all ranks"""
+
+    def read(self, part: Packed) -> Packed:
+        """The part as its scorer computes it."""
+        return replace(self.shown(part), wants=frozenset(("hidden",)))
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    teacher: LocalTeacher | None
+    """None: it is on servers, and parts bring what these said of their tokens"""
+    how: Comparison

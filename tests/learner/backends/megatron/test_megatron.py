@@ -160,7 +160,7 @@ def test_every_stage_has_a_layer() -> None:
     from asyncrl.learner.backends.megatron.model import layout_of, stages_of
 
     assert [stage.count("decoder") for stage in stages_of(7, 3)] == [3, 2, 2]
-    with pytest.raises(ConfigError, match="pipeline_parallel is 3 and the model has 2 layers"):
+    with pytest.raises(ConfigError, match=r"pipeline_parallel is 3 and the model in model\.path has 2 layers"):
         layout_of(tiny_model().config, Options(pipeline_parallel=3))
 
 
