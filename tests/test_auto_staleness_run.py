@@ -40,6 +40,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(600)
 def test_audit_and_replay_bear_a_bound_that_changes_and_a_killed_learner(

@@ -24,6 +24,7 @@ from tests.test_evaluation_in_the_run import CONFIG, RESTART_S, newest_open
 from tests.waiting import until
 
 
+@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(900)
 def test_a_run_killed_during_an_evaluation_stops_keeps_its_best_weights_and_plays_the_final_set(tmp_path: Path) -> None:

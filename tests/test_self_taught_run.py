@@ -11,7 +11,7 @@ from asyncrl.learner.checkpoints.checkpoints import complete, read_list
 from asyncrl.run_folder import RunFolder
 from tests.test_taught_run import SMALL, said
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(900)]
 
 
 def test_a_run_that_is_its_own_teacher(run: RunFolder) -> None:

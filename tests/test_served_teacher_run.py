@@ -31,7 +31,7 @@ SMALL = {
     "learner.teacher.score_slots": 2, "learner.teacher.server_s": 20, "tracking.system_s": 1,
 }  # fmt: skip
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(600)]
 
 
 def until(done: Callable[[], object], what: str, launcher: subprocess.Popen[str] | None = None) -> None:

@@ -177,6 +177,7 @@ def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(config: Config, 
     as_in_the_plain_loop(config, finished)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("torch_as_it_was")

@@ -27,7 +27,7 @@ SMALL = {
 }  # fmt: skip
 DEADLINE_S = 240.0
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
     folder.remove_temporary()
 
 
+@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(300)
 def test_what_one_actor_began_another_ends_behind_the_same_tokens(run: RunFolder) -> None:

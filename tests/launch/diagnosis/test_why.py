@@ -72,7 +72,7 @@ def test_an_actor_with_old_weights_is_named() -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("on_stall", ["warn", "restart", "abort"])
 def test_a_stall_leaves_the_stacks_and_is_acted_on(run: RunFolder, config: Config, on_stall: str) -> None:
-    limits = config.launch.model_copy(update={"stall_s": 1.5, "on_stall": on_stall})
+    limits = config.launch.model_copy(update={"stall_s": 6.0, "on_stall": on_stall})
     run.save_config(config.model_copy(update={"launch": limits}))
     launcher = str(Path(__file__).parents[1] / "fake_launcher.py")
     words = [sys.executable, launcher, str(run.path), "buffer=stay", "learner=done", "actor-0=stay"]

@@ -181,7 +181,7 @@ def test_a_training_step_does_not_depend_on_ranks_or_micro_batches(case: Case, f
     close(found["step"][0], weights, 1e-6)
 
 
-@pytest.mark.parametrize("learner", [(), pytest.param(LORA, marks=pytest.mark.system)], ids=["all", "lora"])
+@pytest.mark.parametrize("learner", [(), pytest.param(LORA, marks=pytest.mark.slow)], ids=["all", "lora"])
 def test_saved_at_one_number_of_ranks_and_loaded_at_another(
     tmp_path: Path, learner: tuple[tuple[str, Any], ...]
 ) -> None:

@@ -48,6 +48,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
     folder.remove_temporary()
 
 
+@pytest.mark.slow
 @pytest.mark.system
 @pytest.mark.timeout(900)
 def test_killed_actors_and_a_killed_buffer_cost_no_turn(run: RunFolder, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_two_ranks_learn_as_one_process(checkpointing: str, offload: bool) -> No
 
 
 SHARDED = [
-    pytest.param("aot_eager", "full", True, 3, marks=[pytest.mark.system, pytest.mark.timeout(DEADLINE_S + 60)]),
+    pytest.param("aot_eager", "full", True, 3, marks=[pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 60)]),
     *(
         pytest.param(
             "inductor", checkpointing, offload, layers, marks=[pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 60)]
