@@ -35,7 +35,7 @@ from asyncrl.learner.backends.megatron.groups import Options, join, options_of
 from asyncrl.learner.backends.megatron.model import Decoder, layout_of
 from asyncrl.learner.backends.megatron.pieces import Pieces
 from asyncrl.learner.backends.megatron.pipeline import Pipeline
-from asyncrl.learner.backends.megatron.scorer import Lesson, Scorer
+from asyncrl.learner.backends.megatron.scorer import Distillation, Scorer
 from asyncrl.learner.backends.megatron.shards import MOMENTS, Shards
 from asyncrl.learner.backends.megatron.teacher import STATE as TEACHER
 from asyncrl.learner.backends.megatron.teacher import frozen_teacher, moving_teacher
@@ -220,7 +220,7 @@ class MegatronBackend:
             teacher, digest = self._moving.local(), self._moving.digest
         elif given.scored_by == "learner":
             teacher, digest = frozen_teacher(self._config, self._builder, self._scorer, self._score)
-        self._scorer.lesson = Lesson(teacher, comparison_of(given))
+        self._scorer.distillation = Distillation(teacher, comparison_of(given))
         return digest
 
     def _score(self, scorer: Scorer, part: Packed) -> Scores:

@@ -1,7 +1,7 @@
 """Scores of packed rows from a model of Megatron-core, whose last stage computes them from hidden states.
 
-With a teacher in this process (`Lesson`) its last stage computes hidden states of the same tokens first; both heads are
-split over the tensor-parallel ranks at the same words.
+With a teacher in this process (`Distillation`) its last stage computes hidden states of the same tokens first; both
+heads are split over the tensor-parallel ranks at the same words.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scorer:
         """`group`: the ranks that share each matrix."""
         self.decoder, self.run, self.device = decoder, run, next(decoder.parameters()).device
         self._layout, self._temperature, self._group = layout, temperature, group
-        self.lesson: Lesson | None = None
+        self.distillation: Distillation | None = None
         """What the policy is compared with, where that is wanted"""
 
     def __call__(self, part: Packed) -> Scores:
@@ -49,7 +49,7 @@ class Scorer:
 
     def teacher(self, part: Packed) -> LocalTeacher | None:
         """The one that computes the part too."""
-        return self.lesson.teacher if self.lesson is not None and "teacher" in part.wants else None
+        return self.distillation.teacher if self.distillation is not None and "teacher" in part.wants else None
 
     def states(self, part: Packed) -> Tensor:
         """[T, 1, H] after the layers of this rank's stage, or its share along the tokens. The decoder's input tensor
@@ -96,7 +96,7 @@ class Scorer:
                 kept=None if part.kept is None else part.kept.to(device),
             )
             logprobs, entropy, squares = map(on_tokens, selected)
-        if self.lesson is not None and "teacher" in part.wants:
+        if self.distillation is not None and "teacher" in part.wants:
             rows = torch.stack([on_tokens(x.float()) for x in self._compared(part, predicting, targets, of_teacher)])
         return Scores(
             logprobs,
@@ -108,19 +108,18 @@ class Scorer:
 
     def _compared(self, part: Packed, hidden: Tensor, targets: Tensor, of_teacher: Tensor | None) -> Tensor:
         """[6, n] the `ROWS` of comparison.py."""
-        assert self.lesson is not None
-        head, lesson, ours = self.head(), self.lesson, self.vocabulary
-        if lesson.teacher is None:
+        assert self.distillation is not None
+        head, teacher, how = self.head(), self.distillation.teacher, self.distillation.how
+        if teacher is None:
             assert part.recorded is not None
-            words = Split(ours, self.first, len(head), self._group)
-            divergence = lesson.how.divergence
+            words = Split(self.vocabulary, self.first, len(head), self._group)
             return compared_with_recorded(
-                hidden, head, part.recorded, divergence, temperature=self._temperature, words=words
+                hidden, head, part.recorded, how.divergence, temperature=self._temperature, words=words
             )
         assert of_teacher is not None
-        words = Split(min(ours, lesson.teacher.words), self.first, len(head), self._group)
-        states = TeacherStates(of_teacher.to(self.device), lesson.teacher.head())
-        return compared(hidden, head, targets, states, lesson.how, temperature=self._temperature, words=words)
+        words = Split(min(self.vocabulary, teacher.words), self.first, len(head), self._group)
+        states = TeacherStates(of_teacher.to(self.device), teacher.head())
+        return compared(hidden, head, targets, states, how, temperature=self._temperature, words=words)
 
     @property
     def vocabulary(self) -> int:
@@ -162,7 +161,9 @@ class LocalTeacher:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Distillation:
+    """The teacher, and how the policy is compared with it."""
+
     teacher: LocalTeacher | None
     """None: it is on servers, and parts bring what these said of their tokens"""
     how: Comparison

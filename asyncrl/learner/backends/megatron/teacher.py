@@ -1,5 +1,5 @@
-"""A teacher under Megatron-core: a frozen model, shared out over the ranks as the policy is, or the policy itself, or
-an average of it (hf/moving.py says which).
+"""A teacher under Megatron-core: a frozen model, divided over the ranks as the policy is, or the policy itself, or an
+average of it (hf/moving.py says which).
 
 An average is kept in float32, whatever the layers compute in: the small steps that it takes would be rounded away.
 """
@@ -31,7 +31,7 @@ def frozen_teacher(
     config: Config, builder: Builder, policy: Scorer, score: Callable[[Scorer, Packed], Scores]
 ) -> tuple[LocalTeacher, str]:
     """The teacher of `learner.teacher`, and its digest. `score`: of a part, through all stages. Raises ConfigError,
-    naming the field, as `teacher_of` of hf/teacher.py does, and for a model that cannot be shared out so."""
+    naming the field, as `teacher_of` of hf/teacher.py does, and for a model that cannot be divided so."""
     loaded = source_of_teacher(config)
     source, positions = loaded.model, positions_of(loaded.model)
     layout = layout_of(source.config, builder.options, FIELD)
