@@ -84,7 +84,8 @@ def test_slurm_s_signal_reaches_the_run_which_is_waited_for(job: tuple[Path, dic
         assert process.wait(20) == 130
     finally:
         process.kill()
-    assert Path(environment["LOG"]).read_text().endswith("stopped\n")
+    # Among the lines and not the last of them: Ray's own processes of the job write to the same file, in any order.
+    assert "stopped" in Path(environment["LOG"]).read_text().splitlines()
 
 
 def test_manifests_ask_for_what_the_roles_need(config: Config) -> None:
