@@ -8,8 +8,10 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.system
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
@@ -61,6 +63,17 @@ def test_it_is_looked_for_in_the_python_that_will_run_it(tmp_path: Path) -> None
     assert f"trl, datasets, accelerate, which {bare} does not find" in said
     said = refused(sys.executable, str(BENCH / "overlap.py"), "--trl-python", "nowhere/python")
     assert "nowhere/python does not run" in said
+
+
+@pytest.mark.parametrize("changes", [{}, {"learner": {"groups_per_step": 4}}, {"actors": {"threads": 2}}])
+def test_all_arrangements_of_overlap_have_the_actor_that_generates_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import overlap
+
+    actors = yaml.safe_load(overlap._config(tmp_path, changes, 12).read_text())["actors"]
+    assert (actors["count"], actors["slots"]) == (1, 96)
 
 
 def test_what_there_is_so_far_is_on_the_disk_and_earlier_results_stay(

@@ -131,6 +131,8 @@ def against_trl(python: str, steps: int) -> dict[str, float]:
     }
 
 
+ONE_ACTOR = {"count": 1, "slots": 96}
+"""As many in all arrangements, whatever configs/quickstart.yaml has: *alone* is one actor, too."""
 PINNED = {"launch": {"cpus": {"actor": [0], "learner": [1], "buffer": [1]}}}
 
 
@@ -222,7 +224,7 @@ def _complete(client: BufferClient) -> int:
 def _config(work: Path, changes: dict, steps: int) -> Path:
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     fixed = {"learner": {"steps": steps, "lr": 0.0, "checkpoint_every": 10_000}, "eval": {"tasks": 0}}
-    for part in (changes, fixed):
+    for part in ({"actors": ONE_ACTOR}, changes, fixed):
         for section, values in part.items():
             config[section] = config.get(section, {}) | values
     path = work / "config.yaml"
