@@ -18,7 +18,7 @@ from asyncrl.trajectory import TicketId
 from tests.buffer.fakes import trajectory
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
-TABLES = ("credit", "replay", "default_at_8", "decoupled", "lr_law", "time_to")
+TABLES = ("credit", "replay", "default_at_8", "decoupled", "lr_law", "time_to", "distillation", "distillation_lag")
 
 
 @pytest.fixture
@@ -39,6 +39,14 @@ def core(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def curve(*successes: float, tokens: int = 10) -> dict:
     points = [{"success": s, "tokens": tokens * (i + 1), "s": 2.0 * i} for i, s in enumerate(successes)]
     return {"curve": points, "held_out": successes[-1]}
+
+
+def evaluated(held_out: dict[int, float]) -> dict:
+    """A row whose held-out tasks were played after these steps, greedily 0.05 better."""
+    points = [{"success": 0.0, "tokens": 10 * step, "cpu_s": step / 4} for step in range(1, max(held_out) + 1)]
+    for step, share in held_out.items():
+        points[step - 1] |= {"held_out": share, "greedy": share + 0.05}
+    return {"curve": points}
 
 
 # Rows on the disk
@@ -129,6 +137,25 @@ def test_a_row_of_other_settings_or_another_start_model_is_made_again(
     assert runs.made[4:] == ["0.001 lag 0 seed 0"]
 
 
+def test_a_command_may_end_after_some_rows(command, runs: FakeRuns) -> None:
+    assert len(command("--most", "3")) == len(runs.made) == 3
+    assert len(command("--most", "3")) == len(runs.made) == 6
+
+
+def test_a_row_of_another_teacher_is_made_again(command, runs: FakeRuns, table, tmp_path: Path) -> None:
+    weights = tmp_path / "teacher" / "model.safetensors"
+    weights.parent.mkdir()
+    (weights.parent / "config.json").write_text("{}")
+    weights.write_bytes(b"teacher")
+    taught = replace(table, arms=table.arms[:1], values={"learner.teacher.path": str(weights.parent)})
+    for _ in range(2):
+        command("--seeds", "0", of=taught)
+    assert len(runs.made) == 1
+    weights.write_bytes(b"another teacher")
+    command("--seeds", "0", of=taught)
+    assert len(runs.made) == 2
+
+
 def test_tuning_tries_the_grid_on_other_seeds_and_in_another_file(command, runs: FakeRuns, capsys) -> None:
     rows = command("--tune", "--arms", "slow")
     assert [(row["arm"], row["seed"]) for row in rows] == [("slow, twice", seed) for seed in range(100, 105)]
@@ -173,6 +200,34 @@ def test_more_comparisons_widen_the_intervals_of_the_differences(core: SimpleNam
     ]
     wide = core.measures.bootstrap([0.1, 0.3, 0.2, 0.5, 0.4], 0.975)
     assert f"| 0.300 (0.180 to 0.420) | {wide} * |" in core.report.markdown(three, rows)
+
+
+def test_an_arm_may_name_the_one_that_it_is_compared_with(core: SimpleNamespace, table) -> None:
+    slow, fast = table.arms
+    three = replace(table, arms=(slow, fast, replace(fast, name="third", against="fast")))
+    rows = [
+        {"task": "reversal", "arm": name, "seed": seed} | curve(value + seed / 10)
+        for name, value in (("slow", 0.0), ("fast", 0.2), ("third", 0.5))
+        for seed in range(2)
+    ]
+    printed = core.report.markdown(three, rows)
+    assert "| arm | other | seeds | held_out | held_out - other |" in printed
+    assert "| `slow` |  | 2 | 0.050 (0.000 to 0.100) |  |" in printed
+    assert "| `fast` | slow | 2 | 0.250 (0.200 to 0.300) | 0.200 (0.200 to 0.200) * |" in printed
+    assert "| `third` | fast | 2 | 0.550 (0.500 to 0.600) | 0.300 (0.300 to 0.300) * |" in printed
+
+
+def test_what_it_took_is_compared_as_a_quotient(core: SimpleNamespace, table) -> None:
+    measured = replace(table, measures=("steps_to_held_out_0.9",))
+    rows = [
+        {"task": "reversal", "arm": name, "seed": seed} | evaluated({step: 0.5, step + 2: 0.95, step + 4: 0.95})
+        for name, steps in (("slow", (22, 38)), ("fast", (4, 8)))
+        for seed, step in enumerate(steps)
+    ]
+    # 24 and 40 steps against 6 and 10: four times as many for both seeds.
+    printed = core.report.markdown(measured, rows)
+    assert "| steps_to_held_out_0.9 | slow / arm |" in printed
+    assert "| `fast` | 2 | 8.000 (6.000 to 10.000) | 4.000 (4.000 to 4.000) * |" in printed
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -226,6 +281,21 @@ def test_a_threshold_is_passed_by_an_average_and_not_by_one_lucky_step(core: Sim
     assert m.steps_to(learned, 0.9) == 14  # nine of the last ten steps
     assert m.tokens_to(learned) == 140
     assert m.seconds_to(learned) == 26.0
+
+
+def test_held_out_success_is_reached_where_the_next_evaluation_agrees(core: SimpleNamespace) -> None:
+    m = core.measures
+    lucky = evaluated({2: 0.91, 4: 0.89, 6: 0.9, 8: 0.95, 10: 0.6})
+    assert m.held_out_reach(lucky) == 6
+    assert m.to_reach(lucky, "steps") == 6
+    assert m.to_reach(lucky, "tokens") == 60
+    assert m.to_reach(lucky, "cpu_s") == 1.5
+    assert m.reached(lucky) == 1.0
+    assert m.held_out_reach(lucky, "greedy") == 2, "greedily 0.05 higher"
+    never = evaluated({2: 0.5, 4: 0.95, 6: 0.5, 8: 0.95})
+    assert m.held_out_reach(never) is None
+    assert m.reached(never) == 0.0
+    assert m.to_reach(never, "tokens") == 80, "all of its tokens: a lower bound"
 
 
 def test_a_collapse_shows_in_the_lowest_success_after_the_best(core: SimpleNamespace) -> None:
@@ -290,3 +360,21 @@ def test_a_row_of_a_real_run_has_its_replayed_groups_its_lag_and_its_tokens(core
     assert row["curve"][0]["staleness"] == 0, "version 0 samples for itself"
     assert 1 <= row["curve"][1]["staleness"] <= row["curve"][2]["staleness"]
     assert 0 <= row["held_out"] <= 1
+    assert row["start"] == {}
+    assert not any("held_out" in point for point in row["curve"])
+
+
+@pytest.mark.system
+def test_a_row_of_distillation_has_its_evaluations_and_a_clock_without_them(core: SimpleNamespace) -> None:
+    values = {
+        "learner.teacher.path": "quickstart", "learner.steps": 2, "learner.groups_per_step": 2, "learner.group_size": 1,
+        "eval.every": 2, "eval.tasks": 24,
+    }  # fmt: skip
+    row = core.loop.train(Config.load("quickstart", values), 0)
+    first, second = row["curve"]
+    assert "held_out" not in first
+    assert second.keys() == first.keys() | {"held_out", "greedy"}
+    assert row["start"].keys() == {"held_out", "greedy"}
+    assert second["held_out"] == row["held_out"], "the last step's evaluation, played with the same seeds"
+    assert 0 < first["cpu_s"] < second["cpu_s"] < row["cpu_s"] / 2, "four evaluations take longer than two small steps"
+    assert first["grad_norm"] < 1e-3, "the policy is its teacher's equal"

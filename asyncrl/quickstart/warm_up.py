@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -27,12 +27,14 @@ def warm_up_on(
     demonstrated: Demonstrated,
     rng: random.Random,
     steps: int,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> list[float]:
     """Train on `steps` x `BATCH` demonstrations, loss on the assistant's tokens only; returns the loss of each step.
 
-    Each demonstration is asked for once, in the order of its number; `rng` orders the batches.
+    Each demonstration is asked for once, in the order of its number; `rng` orders the batches. Without `optimizers`,
+    those are taken with which a model learns soonest from nothing.
     """
-    optimizers = _optimizers(model)
+    optimizers = optimizers or _optimizers(model)
     schedules = [LambdaLR(optimizer, lambda step: _rate(step / steps)) for optimizer in optimizers]
     losses = []
     model.train()

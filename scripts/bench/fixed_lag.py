@@ -121,10 +121,12 @@ class Lagged:
             self.version += 1
         return result, values
 
-    async def held_out(self) -> Success:
-        """Of the present weights, one episode for each held-out task."""
+    async def held_out(self, *, greedy: bool = False) -> Success:
+        """Of the present weights, one episode for each held-out task, at the training temperature or greedily."""
         await self._player.hold(Held.of(self._backend, self.version))
-        return success(await self._player.play("eval", range(self._config.eval.tasks), 1), self._config.eval.success)
+        temperature = 0.0 if greedy else self._config.actors.temperature
+        played = await self._player.play("eval", range(self._config.eval.tasks), 1, temperature)
+        return success(played, self._config.eval.success)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +159,16 @@ class Player:
         await self.engine.load(weights)
         await self.engine.resume()
 
-    async def play(self, kind: Kind, groups: Sequence[int], size: int) -> list[Trajectory]:
+    async def play(
+        self, kind: Kind, groups: Sequence[int], size: int, temperature: float | None = None
+    ) -> list[Trajectory]:
+        """At the training temperature, unless another is given."""
+        heat = self._config.actors.temperature if temperature is None else temperature
         return await asyncio.gather(
-            *(self._episode(kind, group, index, size) for group in groups for index in range(size))
+            *(self._episode(kind, group, index, size, heat) for group in groups for index in range(size))
         )
 
-    async def _episode(self, kind: Kind, group: int, index: int, size: int) -> Trajectory:
+    async def _episode(self, kind: Kind, group: int, index: int, size: int, temperature: float) -> Trajectory:
         config = self._config
         ticket = Ticket(
             id=TicketId(0, group, index),
@@ -171,7 +177,7 @@ class Player:
             task=self._source.task(group) if kind == "train" else self._source.held_out(group),
             min_version=self.engine.held_version,
             group_size=size,
-            temperature=config.actors.temperature,
+            temperature=temperature,
             seed=ticket_seed(config.actors.seed, kind, 0, group, index, 0),
             lease_s=config.buffer.lease_s,
         )

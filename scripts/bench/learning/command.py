@@ -15,6 +15,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def main(table: Table) -> None:
         if not arm.only or task in arm.only
     ]
     if not options.report:
-        for number, (run, row) in enumerate(made(table, planned, rows), 1):
+        for number, (run, row) in enumerate(islice(made(table, planned, rows), options.most), 1):
             print(f"[{number}] {run.task} {run.arm.name} seed {run.seed}: {_short(row)}", flush=True)
     print(markdown(table, [row for run in planned if (row := _current(table, run, rows))]))
 
@@ -106,6 +107,7 @@ def _options(table: Table) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", help="these instead")
     parser.add_argument("--tasks", nargs="+", choices=list(table.tasks), help="only these")
     parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in table.arms], help="only these")
+    parser.add_argument("--most", type=int, help="make so many rows, then end; default: all that are missing")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the rows")
     return parser.parse_args()

@@ -18,6 +18,11 @@ JUDGED_ON = range(5)
 """Seeds of the rows that a claim rests on"""
 
 
+def teacher_of(task: str) -> dict[str, Any]:
+    """The fields that name the task's teacher (`make_models.py TASK --teacher`)."""
+    return {"learner.teacher.path": str(TASKS / "models" / f"{task}-teacher")}
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One of the things that a table compares."""
@@ -31,11 +36,13 @@ class Arm:
     """Makes a row of a config and a lag."""
     only: tuple[str, ...] = ()
     """The tasks that it is run on; empty: all."""
+    against: str = ""
+    """The arm that it is compared with; empty: the table's first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Arms x tasks x seeds, each one run; the first arm is what the others are compared with."""
+    """Arms x tasks x seeds, each one run; the first arm is what those are compared with that name no other."""
 
     name: str
     question: str

@@ -34,7 +34,8 @@ NOWHERE = Location(0, 0, 0, 0)
 def train(config: Config, lag: int) -> dict[str, Any]:
     """Held-out success of the last version, generated tokens, seconds, and one point of the curve for each step.
 
-    `lag`: every new group is sampled by the weights of version v - lag, of version 0 while none is that old.
+    `lag`: every new group is sampled by the weights of version v - lag, of version 0 while none is that old. With
+    `eval.every` the held-out tasks are played before the first step and after every so many, outside the clock.
     """
     compute_alike(config)
     return asyncio.run(_trained(config, lag))
@@ -44,8 +45,11 @@ async def _trained(config: Config, lag: int) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
     memory = Memory(config)
     curve: list[dict[str, float]] = []
+    spent = 0.0
     async with Lagged(config, lag) as run:
+        start = await _evaluated(run, config)
         while run.steps < config.learner.steps:
+            began_step = time.process_time()
             new, played = await run.sample()
             again = memory.draw(run.steps, run.version)
             batch = flatten(
@@ -55,6 +59,8 @@ async def _trained(config: Config, lag: int) -> dict[str, Any]:
             curve.append(_point(config, played, again, values, curve))
             memory.used(again)
             memory.add(new, played, config.learner.group_size)
+            spent += time.process_time() - began_step
+            curve[-1] |= {"cpu_s": round(spent, 3), **await _evaluated(run, config)}
         held_out = await run.held_out()
     return {
         "held_out": held_out.share,
@@ -63,8 +69,17 @@ async def _trained(config: Config, lag: int) -> dict[str, Any]:
         "skipped": run.skipped,
         "wall_s": round(time.perf_counter() - began, 1),
         "cpu_s": round(time.process_time() - cpu, 1),
+        "start": start,
         "curve": curve,
     }
+
+
+async def _evaluated(run: Lagged, config: Config) -> dict[str, float]:
+    """Success on the held-out tasks where `eval.every` asks for it now: sampled, and greedy with `eval.greedy`."""
+    if not config.eval.every or run.steps % config.eval.every:
+        return {}
+    sampled = {"held_out": (await run.held_out()).share}
+    return sampled | ({"greedy": (await run.held_out(greedy=True)).share} if config.eval.greedy else {})
 
 
 def _point(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 SMOOTHED = 10
@@ -93,6 +95,28 @@ def tokens(row: Mapping[str, Any]) -> float:
     return float(row["curve"][-1]["tokens"])
 
 
+def held_out_reach(row: Mapping[str, Any], of: str = "held_out", threshold: float = 0.9) -> int | None:
+    """Steps until the held-out success (`of`: `held_out` sampled, `greedy`) is at least the threshold in this
+    evaluation and the next; None: never. Of rows made with `eval.every`."""
+    evaluated = [(step, point[of]) for step, point in enumerate(row["curve"], 1) if of in point]
+    for (step, one), (_, following) in itertools.pairwise(evaluated):
+        if min(one, following) >= threshold:
+            return step
+    return None
+
+
+def reached(row: Mapping[str, Any], of: str = "held_out") -> float:
+    """1 if the held-out success reached 0.9, else 0."""
+    return float(held_out_reach(row, of) is not None)
+
+
+def to_reach(row: Mapping[str, Any], quantity: str, of: str = "held_out") -> float:
+    """Training steps (`steps`) or a counter of the curve until then. A run that did not get there counts with all that
+    it had, which is a lower bound."""
+    steps = held_out_reach(row, of) or len(row["curve"])
+    return float(steps if quantity == "steps" else row["curve"][steps - 1][quantity])
+
+
 MEASURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "held_out": held_out,
     "mean_success": mean_success,
@@ -101,4 +125,12 @@ MEASURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "tokens_to_0.9": tokens_to,
     "seconds_to_0.9": seconds_to,
     "tokens": tokens,
+    "held_out_reaches_0.9": reached,
+    "greedy_reaches_0.9": partial(reached, of="greedy"),
+    "steps_to_held_out_0.9": partial(to_reach, quantity="steps"),
+    "steps_to_greedy_0.9": partial(to_reach, quantity="steps", of="greedy"),
+    "tokens_to_held_out_0.9": partial(to_reach, quantity="tokens"),
+    "cpu_s_to_held_out_0.9": partial(to_reach, quantity="cpu_s"),
 }
+QUOTIENTS = frozenset(name for name in MEASURES if "_to_held_out_" in name or "_to_greedy_" in name)
+"""Of which the first arm's value is divided by another's, not subtracted: how many times less the other one needs."""

@@ -1,8 +1,9 @@
 """A table as Markdown: for each task and arm the mean over the seeds with its interval, and the difference from the
-first arm, paired by seed. Pure.
+first arm, or the one that it names, paired by seed; of what it took to get somewhere, the quotient
+(`measures.QUOTIENTS`). Pure.
 
-The intervals of differences are corrected for their number (Bonferroni): of k arms beside the first, each has the level
-1 - 0.05 / k.
+The intervals of differences and quotients are corrected for their number (Bonferroni): of k arms beside the first, each
+has the level 1 - 0.05 / k.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from learning.declared import Table
-from learning.measures import LEVEL, MEASURES, agree, bootstrap
+from learning.measures import LEVEL, MEASURES, QUOTIENTS, agree, bootstrap
 
 
 def markdown(table: Table, rows: Sequence[dict[str, Any]]) -> str:
@@ -30,30 +31,37 @@ def level(table: Table) -> float:
 
 
 def _of_task(table: Table, rows: Sequence[dict[str, Any]]) -> list[str]:
-    head = ["arm", "seeds", *(name for m in table.measures for name in (m, f"{m} - {table.arms[0].name}"))]
+    first = table.arms[0].name
+    others = any(arm.against for arm in table.arms)
+    columns = [name for m in table.measures for name in (m, _compared(m, "other" if others else first))]
+    head = ["arm", *(["other"] if others else []), "seeds", *columns]
     lines = [_line(head), _line(["---"] * len(head))]
-    base = {row["seed"]: row for row in rows if row["arm"] == table.arms[0].name}
+    found = {arm.name: {row["seed"]: row for row in rows if row["arm"] == arm.name} for arm in table.arms}
     for arm in table.arms:
-        mine = {row["seed"]: row for row in rows if row["arm"] == arm.name}
+        mine, other = found[arm.name], "" if arm.name == first else arm.against or first
         if mine:
-            cells = [
-                cell for m in table.measures for cell in _cells(table, m, mine, None if arm is table.arms[0] else base)
-            ]
-            lines.append(_line([f"`{arm.name}`", str(len(mine)), *cells]))
+            cells = [cell for m in table.measures for cell in _cells(table, m, mine, found.get(other))]
+            lines.append(_line([f"`{arm.name}`", *([other] if others else []), str(len(mine)), *cells]))
     return lines
 
 
 def _cells(
     table: Table, measure: str, mine: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]] | None
 ) -> tuple[str, str]:
-    """The mean with its interval, and the same of the differences from `base`; `*` where all seeds agree in sign."""
+    """The mean with its interval, and the same of the differences from `base` or of the quotients; `*` where all seeds
+    agree in sign, of quotients in the side of 1."""
     value = MEASURES[measure]
     absolute = str(bootstrap([value(row) for row in mine.values()]))
-    differences = [value(mine[seed]) - value(base[seed]) for seed in mine if seed in base] if base else []
-    if not differences:
+    pairs = [(value(mine[seed]), value(base[seed])) for seed in mine if seed in base] if base else []
+    if not pairs:
         return absolute, ""
-    together = len(differences) > 1 and agree(differences)
-    return absolute, f"{bootstrap(differences, level(table))}{' *' if together else ''}"
+    compared = [of_base / own if measure in QUOTIENTS else own - of_base for own, of_base in pairs]
+    together = len(pairs) > 1 and agree([own - of_base for own, of_base in pairs])
+    return absolute, f"{bootstrap(compared, level(table))}{' *' if together else ''}"
+
+
+def _compared(measure: str, base: str) -> str:
+    return f"{base} / arm" if measure in QUOTIENTS else f"{measure} - {base}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """The rows of a table on the disk, one JSON file per table: written as they come, so that an interrupted command goes
-on where it ended. A row counts only as long as its config, its lag and its start model are those of today."""
+on where it ended. A row counts only as long as its config, its lag, its start model and its teacher are those of
+today."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 from results import processor
 
 from asyncrl.config import Config
-from asyncrl.model import resolve_path
+from asyncrl.model import resolve_path, teacher_folder
 from learning.declared import ROOT
 
 Row = dict[str, Any]
@@ -23,7 +24,7 @@ PACKAGES = ("torch", "transformers", "numpy")
 
 
 def key(config: Config, lag: int) -> str:
-    """What a run follows from, as a digest: its config, its lag and the weights that it starts from.
+    """What a run follows from, as a digest: its config, its lag, the weights that it starts from, and its teacher's.
 
     Fields at their defaults are left out, so that a later version's new field leaves the rows valid.
     """
@@ -31,6 +32,8 @@ def key(config: Config, lag: int) -> str:
     digest = hashlib.blake2b(settings.encode(), digest_size=8)
     digest.update(f"/{lag}/".encode())
     digest.update((resolve_path(config.model) / "model.safetensors").read_bytes())
+    if config.learner.teacher.path:
+        digest.update((teacher_folder(config.learner.teacher.path) / "model.safetensors").read_bytes())
     return digest.hexdigest()
 
 
