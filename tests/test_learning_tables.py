@@ -292,6 +292,7 @@ def test_held_out_success_is_reached_where_the_next_evaluation_agrees(core: Simp
     assert m.to_reach(lucky, "cpu_s") == 1.5
     assert m.reached(lucky) == 1.0
     assert m.held_out_reach(lucky, "greedy") == 2, "greedily 0.05 higher"
+    assert m.mean_held_out(lucky) == pytest.approx(0.85)
     never = evaluated({2: 0.5, 4: 0.95, 6: 0.5, 8: 0.95})
     assert m.held_out_reach(never) is None
     assert m.reached(never) == 0.0

@@ -4,7 +4,7 @@
     python examples/tasks/make_models.py reversal --teacher
     python scripts/bench/learning/distillation.py
 
-A step has 128 new episodes in both arms: 16 groups of 8 for GRPO, 128 tasks for distillation, which compares nothing
+A step has 64 new episodes in both arms: 8 groups of 8 for GRPO, 64 tasks for distillation, which compares nothing
 within a group.
 """
 
@@ -22,12 +22,27 @@ TABLE = Table(
     name="distillation",
     question="How much less than GRPO does on-policy distillation need to success 0.9?",
     tasks={"reversal": teacher_of("reversal")},
-    values={"learner.schedule": "constant", "actors.slots": 128},
+    values={"learner.schedule": "constant", "actors.slots": 64},
     arms=(
-        Arm("grpo", {"learner.steps": 120, "eval.every": 4, "learner.teacher.path": ""}),
+        Arm(
+            "grpo",
+            {
+                "learner.steps": 150,
+                "learner.lr": 5e-4,
+                "learner.groups_per_step": 8,
+                "learner.teacher.path": "",
+                "eval.every": 6,
+            },
+        ),
         Arm(
             "distillation",
-            {"learner.steps": 30, "eval.every": 1, "learner.groups_per_step": 128, "learner.group_size": 1},
+            {
+                "learner.steps": 30,
+                "learner.lr": 1e-3,
+                "learner.groups_per_step": 64,
+                "learner.group_size": 1,
+                "eval.every": 2,
+            },
         ),
     ),
     grid={f"lr {rate:g}": {"learner.lr": rate} for rate in (5e-4, 1e-3, 2e-3)},

@@ -51,6 +51,13 @@ def held_out(row: Mapping[str, Any]) -> float:
     return float(row["held_out"])
 
 
+def mean_held_out(row: Mapping[str, Any]) -> float:
+    """Sampled success on the held-out tasks, averaged over the evaluations after the start. Of rows with `eval.every`.
+
+    What tells how fast a run with a lag learned: its new episodes are those of an old policy."""
+    return statistics.fmean(point["held_out"] for point in row["curve"] if "held_out" in point)
+
+
 def mean_success(row: Mapping[str, Any]) -> float:
     """Success of new groups, averaged over all steps: the area under the learning curve."""
     return statistics.fmean(point["success"] for point in row["curve"])
@@ -120,6 +127,7 @@ def to_reach(row: Mapping[str, Any], quantity: str, of: str = "held_out") -> flo
 MEASURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "held_out": held_out,
     "mean_success": mean_success,
+    "mean_held_out": mean_held_out,
     "last_success": last_success,
     "lowest_after_best": lowest_after_best,
     "tokens_to_0.9": tokens_to,
