@@ -32,6 +32,7 @@ class _Unset:
     default: str
 
 
+@functools.cache
 def flags_type() -> type:
     """A dataclass for tyro with every config field as a flag, named by its path, documented by its docstring."""
     return _section(Config, "ConfigFlags")
