@@ -2,8 +2,8 @@
 
     python fake_role.py RUN NAME BEHAVIOUR LAUNCHER
 
-LAUNCHER is the socket of the launcher: tests start hundreds of these, and reading the configuration takes longer than all
-else that they import.
+LAUNCHER is the socket of the launcher: tests start hundreds of these, and reading the configuration takes longer than
+all else that they import.
 
 stay: until SIGTERM, then exit 0.   deaf: notes SIGTERM in RUN/asked, and stays.
 done: exit 0 when the file RUN/done is there.
