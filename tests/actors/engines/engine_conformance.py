@@ -134,7 +134,7 @@ def sampling(seed: int = 0, n: int = 24, temperature: float = 1.0, stop: tuple[i
 
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)  # not 0: a server in another thread waits for this one, too
+        await asyncio.sleep(0)
 
 
 async def all_of(engine: Engine, asked: list[tuple[list[int], Sampling]]) -> list[Generation]:
