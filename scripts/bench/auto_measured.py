@@ -32,7 +32,7 @@ AFTER = 20
 """Training steps before the first that is measured."""
 CHOSEN_ON = 100
 """Seed of the runs among which the fixed pair is chosen."""
-PAIRS = ((16, 1), (64, 1), (32, 4), (32, 8), (64, 4), (64, 8), (128, 4), (128, 8))
+PAIRS = ((16, 1), (64, 1), (32, 8), (64, 4), (64, 8), (128, 4), (128, 8), (256, 8))
 """Slots and bound, of which the best is what the automatic ones are compared with. The first two are what they begin
 with, held."""
 SMALL = {
