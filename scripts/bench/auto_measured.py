@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from intervals import interval
 from launching import ROOT, Records, launched, rate
 from results import finish, keep, kept, processor
 
@@ -182,8 +183,6 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of each automatic arm: whether its mean success is within the interval of the fixed one."""
-    from stale import interval  # loads torch
-
     by_arm: dict[str, list[float]] = {}
     for row in rows:
         if row["success"] is not None:
@@ -201,8 +200,6 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _success(own: Sequence[Mapping[str, Any]]) -> str:
-    from stale import interval
-
     values = [row["success"] for row in own if row["success"] is not None]
     if not values:
         return ""
