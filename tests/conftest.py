@@ -24,7 +24,7 @@ WHOLE_RUN_S = 400.0
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """In a new clone each module is compiled first, a test with its assertions rewritten: half of the time of collection.
+    """In a new clone each module is compiled first, a test with its assertions rewritten: half the time of collection.
     Each worker begins with modules of its own, and finds compiled what the others began with."""
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args != session.config.getini("testpaths"):
