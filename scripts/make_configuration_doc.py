@@ -9,6 +9,7 @@ from pathlib import Path
 
 from asyncrl.config import Config
 from asyncrl.config.loading import fields
+from asyncrl.config.meanings import meaning
 from asyncrl.config.resuming import ONLY_IF, change
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
@@ -46,10 +47,10 @@ def page() -> str:
     for name, section in Config.model_fields.items():
         parts.append(f"\n## {name}\n\n| field | default | `--resume` | meaning |\n| --- | --- | --- | --- |\n")
         values = section.default.model_dump(mode="json")
-        for field, info in fields(section.default.__class__):
+        for field, _ in fields(section.default.__class__):
             default = json.dumps(functools.reduce(operator.getitem, field.split("."), values))
-            meaning = " ".join((info.description or "").split()).replace("|", "\\|")
-            parts.append(f"| `{name}.{field}` | `{default}` | {_resumed(f'{name}.{field}')} | {meaning} |\n")
+            means = " ".join(meaning(section.default.__class__, field).split()).replace("|", "\\|")
+            parts.append(f"| `{name}.{field}` | `{default}` | {_resumed(f'{name}.{field}')} | {means} |\n")
     return "".join(parts)
 
 

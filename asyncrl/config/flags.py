@@ -22,6 +22,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from asyncrl.config import Config
 from asyncrl.config.loading import fields, mapping_above, nearest, parse_yaml, section_of
+from asyncrl.config.meanings import meaning
 from asyncrl.errors import ConfigError
 
 
@@ -32,6 +33,7 @@ class _Unset:
     default: str
 
 
+@functools.cache
 def flags_type() -> type:
     """A dataclass for tyro with every config field as a flag, named by its path, documented by its docstring."""
     return _section(Config, "ConfigFlags")
@@ -45,7 +47,8 @@ def _section(model: type[BaseModel], name: str) -> type:
             members.append((member, kind, dataclasses.field(default_factory=kind)))
         else:
             default = field.get_default(call_default_factory=True)
-            members.append((member, _flag(field), dataclasses.field(default=_Unset(_shown(default)))))
+            kind = _flag(field, meaning(model, member))
+            members.append((member, kind, dataclasses.field(default=_Unset(_shown(default)))))
     section = dataclasses.make_dataclass(name, members, frozen=True)
     section.__doc__ = (model.__doc__ or "").strip()
     return section
@@ -97,7 +100,7 @@ def unknown_flag(flag: str, command: str = "launch") -> ConfigError:
     return ConfigError(f"{flag} is not a flag{hint}: `asyncrl {command} --help-all` lists them all.")
 
 
-def _flag(field: FieldInfo) -> Any:
+def _flag(field: FieldInfo, help: str) -> Any:
     """How tyro reads one field: as text, which is validated later together with the file."""
     wanted = _kinds(field.annotation)
 
@@ -117,7 +120,7 @@ def _flag(field: FieldInfo) -> Any:
         is_instance=lambda _: True,
         str_from_instance=lambda unset: [unset.default],
     )
-    return Annotated[Any, spec, conf.arg(help=field.description)]
+    return Annotated[Any, spec, conf.arg(help=help)]
 
 
 def _value(text: str, wanted: set[Any]) -> Any:

@@ -1,7 +1,7 @@
 """The sections of the configuration, every field documented where it is declared.
 
-A field's docstring is its `--help` text. A constraint on one field stands on the field; constraints that span fields
-stand in `rules.py`.
+A field's docstring is its `--help` text (meanings.py). A constraint on one field stands on the field; constraints that
+span fields stand in `rules.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncrl.trajectory.kept_ids import MAX_KEPT
 class Section(BaseModel):
     """The base of every section: unknown fields are refused, values are frozen, docstrings describe the fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class ModelConfig(Section):

@@ -70,13 +70,13 @@ def calibrated(fit: Fit, system: System, setting: Setting, length: Length, seed:
     engine, learner, low, high = 1.0, 1.0, 0.0, float("inf")
     for _ in range(ROUNDS):
         times = replace(fit.times, engine=fit.times.engine.scaled(engine), learner=fit.times.learner.scaled(learner))
-        _, world = system.play(times, setting, length, seed)
+        played, world = system.play(times, setting, length, seed)
         turn, step = (total / max(1.0, count) for total, count in (world.generated, world.trained))
         faster, sooner = _factor(fit.measured.generate_s, turn), _factor(fit.measured.compute_s, step)
         off = max(abs(math.log(faster)), abs(math.log(sooner)))
-        if off < nearest:
+        if off < nearest and not played.stuck:
             best, nearest = times, off
-        if off < _NEAR:
+        if nearest < _NEAR:
             break
         low, high = (low, engine) if faster < 1 else (engine, high)
         engine, learner = between(engine * faster, low, high), learner * sooner
@@ -84,12 +84,14 @@ def calibrated(fit: Fit, system: System, setting: Setting, length: Length, seed:
 
 
 def between(wanted: float, low: float, high: float) -> float:
-    """`wanted` where it lies well between the two, else their geometric mean.
+    """`wanted` where it lies well between the two, else their geometric mean. 0 and inf stand for no bound: on that
+    side, `wanted` is taken.
 
-    >>> between(3.0, 1.0, 8.0), between(9.0, 2.0, 8.0), between(0.5, 0.0, 1.0)
-    (3.0, 4.0, 0.5)
+    >>> between(3.0, 1.0, 8.0), between(9.0, 2.0, 8.0), between(0.5, 0.0, 1.0), between(1.01, 1.0, math.inf)
+    (3.0, 4.0, 0.5, 1.01)
     """
-    return wanted if low * 1.02 < wanted < high / 1.02 else math.sqrt(low * high)
+    bounded = low > 0 and math.isfinite(high)
+    return wanted if not bounded or low * 1.02 < wanted < high / 1.02 else math.sqrt(low * high)
 
 
 def _factor(measured: float, played: float) -> float:

@@ -31,6 +31,7 @@ class NumberedLog:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, whole)  # a power cut can leave part of a line
         self._flushed: LogHead | None = None
+        self._flushing: asyncio.Task[None] | None = None
 
     @property
     def head(self) -> LogHead | None:
@@ -38,12 +39,21 @@ class NumberedLog:
         return self._flushed if self._flush else self._last
 
     async def flush(self) -> None:
-        """Puts the lines on the disk, if the log is to survive a power cut."""
+        """Puts the lines on the disk, if the log is to survive a power cut. Who comes while the disk is busy waits for
+        its next turn, which takes the lines of all of them. Raises OSError."""
         last = self._last
-        if self._flush and last is not None and not self._is_flushed(last):
+        while self._flush and last is not None and not self._is_flushed(last):
+            if self._flushing is None:
+                self._flushing = asyncio.create_task(self._flush_all())
+            await asyncio.shield(self._flushing)
+
+    async def _flush_all(self) -> None:
+        last = self._last
+        try:
             await asyncio.to_thread(os.fdatasync, self._file)
-            if not self._is_flushed(last):
-                self._flushed = last
+            self._flushed = last
+        finally:
+            self._flushing = None
 
     def flush_now(self) -> None:
         """The same, for a process without an event loop."""

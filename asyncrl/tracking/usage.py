@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -14,9 +16,13 @@ class Usage:
     def sample(self, pids: Mapping[str, int], now: float) -> dict[str, float]:
         """`system/cpu/{role}` (cores, since the last sample) and `system/rss_bytes/{role}` of processes that run."""
         values = {}
+        below, found = _by_parent(), dict[int, tuple[float, int]]()
         for role, pid in pids.items():
             try:
-                cpu_s, rss = _of_tree(pid, descend=role != "launcher")
+                if role == "launcher":  # its children are the roles
+                    cpu_s, rss = _of_tree(pid, {})
+                else:
+                    cpu_s, rss = found[pid] = found.get(pid) or _of_tree(pid, below)
             except psutil.Error:
                 self._before.pop(role, None)
                 continue
@@ -28,11 +34,23 @@ class Usage:
         return values
 
 
-def _of_tree(pid: int, descend: bool) -> tuple[float, int]:
-    """CPU seconds and resident bytes. The launcher is counted without its children, which are the roles."""
+def _by_parent() -> dict[int, list[psutil.Process]]:
+    """All processes by the pid of their parent: one look at the system, however many roles there are."""
+    found = defaultdict[int, list[psutil.Process]](list)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found[process.ppid()].append(process)
+    return found
+
+
+def _of_tree(pid: int, below: Mapping[int, Sequence[psutil.Process]]) -> tuple[float, int]:
+    """CPU seconds and resident bytes of a process and all below it."""
     process = psutil.Process(pid)
-    cpu_s, rss = 0.0, 0
-    for each in (process, *(process.children(recursive=True) if descend else ())):
+    cpu_s, rss, waiting, seen = 0.0, 0, [process], {pid}
+    while waiting:
+        each = waiting.pop()
+        waiting += [child for child in below.get(each.pid, ()) if child.pid not in seen]
+        seen.update(child.pid for child in waiting)
         try:
             with each.oneshot():
                 times = each.cpu_times()

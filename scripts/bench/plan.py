@@ -3,6 +3,7 @@
     python scripts/bench/plan.py             # the configurations of plan_configurations.yaml: predicted, then measured
     python scripts/bench/plan.py --only 4    # one of them, by its place
     python scripts/bench/plan.py --resume    # those that an interrupted one has left
+    python scripts/bench/plan.py --again     # all predicted again, for the runs that bench/work/plan has
     python scripts/bench/plan.py --speed     # CPU seconds of a play of 50,000 trajectories of three turns
 
 Each base is run once and fitted; each configuration is predicted from its base before it is run. Prints the error of
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--resume", action="store_true", help="go on with what plan.part.json and bench/work/plan have")
+    parser.add_argument("--again", action="store_true", help="predict anew; run only what bench/work/plan lacks")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "plan.json")
     args = parser.parse_args()
     if args.speed:
@@ -85,9 +87,7 @@ def main() -> None:
             continue
         base = configuration["base"]
         if base not in fitted:
-            changes, seed = BASE | chosen["bases"][base], args.seed + 100
-            run = ended(f"base-{base}", changes, args.steps, seed) if args.resume else None
-            fitted[base] = fit_of(run or launched(f"base-{base}", changes, args.steps, seed))
+            fitted[base] = fit_of(made(f"base-{base}", BASE | chosen["bases"][base], args, args.seed + 100))
         rows.append(compared(place, configuration, BASE | chosen["bases"][base], fitted[base], args))
         print(_line(rows[-1]), flush=True)
         keep(args.out, of_it | {"machine": machine | {"load": os.getloadavg()}, "rows": rows})
@@ -104,8 +104,15 @@ def measured_before(found: Any, of_it: dict[str, int], configurations: list[Any]
     return [row for row in rows if configurations[row["place"]] == row["configuration"]]
 
 
+def made(name: str, changes: dict[str, Any], args: Any, seed: int, join: dict[str, int] | None = None) -> Path:
+    """The folder of a run that is there already, where the flags allow that, else of a new one."""
+    there = ended(name, changes, args.steps, seed) if args.resume or args.again else None
+    return there or launched(name, changes, args.steps, seed, join)
+
+
 def ended(name: str, changes: dict[str, Any], steps: int, seed: int) -> Path | None:
-    """A run that is there, whole, and has this configuration; None: there is none."""
+    """A run that is there, whole, and has this configuration; None: there is none. Of an actor that joined later it
+    knows nothing: the name says which run that is."""
     from asyncrl.config import Config
     from asyncrl.run_folder import RunFolder
 
@@ -146,13 +153,14 @@ def compared(place: int, configuration: dict[str, Any], base: dict[str, Any], ti
     system = System(config, domains(config, host_cores()))
     joins = Joins(**join) if join else None
     played, _ = system.play(times, Setting.of(config), Length(4, args.steps - 5), args.seed, joins)
-    run = launched(f"measured-{place}", changes, args.steps, args.seed, join)
+    run = made(f"measured-{place}", changes, args, args.seed, join)
     measured = fit(read(RunFolder.existing(run))).measured
     pairs = {
         "step_s": (played.step_s, measured.step_s), "staleness": (played.staleness_mean, measured.staleness),
         "dropped": (played.dropped, measured.dropped),
     }  # fmt: skip
-    return {"place": place, "configuration": configuration, "predicted_measured": pairs}
+    stuck = {"stuck": played.stuck} if played.stuck else {}
+    return {"place": place, "configuration": configuration, "predicted_measured": pairs} | stuck
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -160,6 +168,7 @@ def _line(row: dict[str, Any]) -> str:
         f"{name} {predicted:.3f} / {measured:.3f}" + (f" ({predicted / measured - 1:+.0%})" if measured else "")
         for name, (predicted, measured) in row["predicted_measured"].items()
     ]
+    parts += [f"the play got stuck: {row['stuck']}"] if "stuck" in row else []
     return f"[{row['place']}] {row['configuration']}: {', '.join(parts)}"
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 from fixed_lag import train
+from intervals import interval
 
 from asyncrl.config import Config
 from asyncrl.model import resolve_path
@@ -37,8 +38,6 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "stale"
 IMAGE = ROOT / "docs" / "images" / "stale.png"
 BOUNDS = (0, 1, 4)
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t at 97.5%, by the number of seeds."""
 
 AS_PUBLISHED = {"proximal": "behaviour", "corrections": [], "unsafe": True}
 """The ratio is against who sampled the token, and nothing else corrects."""
@@ -209,15 +208,6 @@ def plot(rows: Sequence[tuple[str, int, list[dict[str, Any]]]], measured: dict[i
     left.legend(fontsize=7.5, frameon=False)
     FigureCanvasAgg(figure).print_png(str(IMAGE))
     print(f"\nwrote {IMAGE}")
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95% interval over the seeds (Student's t), within [0, 1]; of one seed nothing is known."""
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return mean, 0.0, 1.0
-    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return mean, max(0.0, mean - half), min(1.0, mean + half)
 
 
 def _between(staleness: float, lags: Sequence[int]) -> float:

@@ -17,10 +17,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from intervals import T_95
 from results import finish, keep
 from scale import machine
 from simulated_actors import Found, leave_to_the_buffer, measured
-from stale import T_95
 
 OUT = Path(__file__).parents[2] / "bench" / "results" / "turns.json"
 ACTORS, SLOTS = 64, 8

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,62 @@ def test_a_line_is_on_the_disk_before_its_trajectory_is_put(tmp_path: Path, monk
     asyncio.run(log.flush())
     assert log.head is not None
     assert (log.head.line, len(flushed)) == (1, 2)
+    log.close()
+
+
+def test_who_waits_for_the_disk_shares_its_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write of the disk for all who came before it, and one for all who came during it."""
+    path = tmp_path / "actor-0.jsonl"
+    flushed: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(_: int) -> None:
+        flushed.append(path.read_bytes().count(b"\n"))
+        begun.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr("os.fdatasync", slow)
+
+    async def puts() -> None:
+        first = [asyncio.create_task(log.announced(MADE)) for _ in range(5)]
+        await asyncio.to_thread(begun.wait, 10)
+        late = [asyncio.create_task(log.announced(MADE)) for _ in range(20)]
+        await asyncio.sleep(0)
+        late[3].cancel()
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in (*first, *late) if task is not late[3])
+        go_on.set()
+        made = await asyncio.gather(*first, *late, return_exceptions=True)
+        assert isinstance(made.pop(8), asyncio.CancelledError)
+        assert sorted(t.logged.line for t in made) == [n for n in range(25) if n != 8]
+
+    log = AckLog(path, flush=True)
+    asyncio.run(puts())
+    assert flushed == [5, 25]
+    log.close()
+
+
+def test_a_disk_that_fails_is_told_to_all_who_wait_and_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([OSError(5, "Input/output error"), None])
+
+    def failing(_: int) -> None:
+        if error := next(answers):
+            raise error
+
+    monkeypatch.setattr("os.fdatasync", failing)
+    log = AckLog(tmp_path / "actor-0.jsonl", flush=True)
+
+    async def puts() -> None:
+        found = await asyncio.gather(*(log.announced(MADE) for _ in range(3)), return_exceptions=True)
+        assert [type(error) for error in found] == [OSError] * 3
+        assert log.head is None
+        await log.flush()
+        assert log.head is not None
+        assert log.head.line == 2
+
+    asyncio.run(puts())
     log.close()
 
 

@@ -79,7 +79,8 @@ def unnoticed(path: Path, evidence: Evidence) -> dict[str, Outcome]:
 def said_of(ledger: sqlite3.Connection, evidence: Evidence, mutation: Mutation) -> dict[str, bool]:
     """Whether the changed ledger is noticed, as it is and with the chain written anew.
 
-    All checks but those of the chain are given no chain, so that what they say holds for both.
+    All checks but those of the chain are given no chain, so that what they say holds for both; where they say
+    something the chain need not be written anew.
     """
     of_chain = mutation.what.partition(": ")[0].partition(".")[0] == CHAIN
     try:
@@ -92,6 +93,8 @@ def said_of(ledger: sqlite3.Connection, evidence: Evidence, mutation: Mutation) 
     in_chain = [*chain(rows, evidence.snapshots)] != []
     if of_chain:
         return {ALONE: in_rows or in_chain}
+    if in_rows:
+        return {ALONE: True, MENDED: True}
     mend_in(ledger)
     # A copy in a checkpoint has the chain as it was.
     mended = [*chain(replace(rows, chain=read_chain(ledger)), ())] != []

@@ -24,6 +24,8 @@ from asyncrl.run_folder import RunFolder
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+UNTRIED = ("--launch.try-reset", "false")
+"""For what is refused on other grounds: the trial of `reset` is a process of a second of CPU."""
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -204,7 +206,7 @@ def test_a_folder_that_cannot_be_made_says_why(
     capsys: pytest.CaptureFixture[str], here: Path, folder: str, words: str
 ) -> None:
     (here / "file").touch()
-    code, _, err = call(capsys, "launch", QUICKSTART, "--launch.runs-dir", folder)
+    code, _, err = call(capsys, "launch", QUICKSTART, "--launch.runs-dir", folder, *UNTRIED)
     assert code == 1
     assert words in sentence(err)
 
@@ -328,7 +330,7 @@ def test_a_run_in_use_is_refused_and_its_processes_named(capsys: pytest.CaptureF
     run = RunFolder.create(here / "runs" / "mine", Config())
     run.note(processes={"launcher": this_process()})
     for words in (["--launch.name", "mine"], ["--resume", "runs/mine"]):
-        code, _, err = call(capsys, "launch", *words)
+        code, _, err = call(capsys, "launch", *words, *UNTRIED)
         assert code == 1
         assert f"launcher (pid {os.getpid()})" in sentence(err)
     run.remove_temporary()
@@ -336,7 +338,7 @@ def test_a_run_in_use_is_refused_and_its_processes_named(capsys: pytest.CaptureF
 
 def test_a_run_that_is_over_is_not_overwritten(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     RunFolder.create(here / "runs" / "mine", Config()).remove_temporary()
-    code, _, err = call(capsys, "launch", "--launch.name", "mine")
+    code, _, err = call(capsys, "launch", "--launch.name", "mine", *UNTRIED)
     assert code == 1
     assert "--resume" in sentence(err)
 
@@ -363,7 +365,7 @@ def test_what_only_says_how_long_an_environment_may_take_can_change(
 ) -> None:
     run = RunFolder.create(here / "runs" / "mine", Config())
     given = ["--env.call-s", "60", "--env.retries", "5", "--env.workers", "threads", "--env.on-failures", "stop"]
-    code, out, err = call(capsys, "launch", "--resume", "runs/mine", *given, "--dry-run")
+    code, out, err = call(capsys, "launch", "--resume", "runs/mine", *given, *UNTRIED, "--dry-run")
     assert code == 0, err
     assert yaml.safe_load(out)["env"]["call_s"] == 60
     run.remove_temporary()
@@ -376,7 +378,8 @@ def test_a_launcher_that_comes_second_leaves_the_run_to_the_first(
     run = RunFolder.create(here / "runs" / "mine", Config())
     before = run.record(), run.config.read_text()
     with run.locked():
-        code, _, err = call(capsys, "launch", "--resume", "runs/mine", "--learner.steps", "3", "--eval.tasks", "0")
+        words = ["--resume", "runs/mine", "--learner.steps", "3", "--eval.tasks", "0"]
+        code, _, err = call(capsys, "launch", *words, *UNTRIED)
     assert code == 1
     assert "another launcher" in sentence(err)
     assert (run.record(), run.config.read_text()) == before
@@ -387,7 +390,7 @@ def test_a_launcher_that_comes_second_leaves_the_run_to_the_first(
 def test_a_run_whose_launch_was_cut_off_is_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "runs" / "mine").mkdir(parents=True)
     (here / "runs" / "mine" / "run.json").touch()
-    for words in (["launch", "--launch.name", "mine"], ["status", "runs/mine"]):
+    for words in (["launch", "--launch.name", "mine", *UNTRIED], ["status", "runs/mine"]):
         code, _, err = call(capsys, *words)
         assert code == 1
         assert "Remove the folder" in sentence(err)
@@ -427,7 +430,7 @@ def test_a_port_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str], he
 def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     run = RunFolder.create(here / "runs" / "mine", Config())
     run.metrics.write_text('nonsense\n{"step": 1}\n')
-    code, _, err = call(capsys, "launch", "--resume", "runs/mine")
+    code, _, err = call(capsys, "launch", "--resume", "runs/mine", *UNTRIED)
     assert code == 1
     assert "line 1: not JSON" in err
     run.remove_temporary()
@@ -438,7 +441,7 @@ def test_an_evaluation_without_held_out_tasks_is_warned_of(
 ) -> None:
     monkeypatch.setattr("asyncrl.launch.loop.Launcher.supervise", lambda _: Outcome("finished", 0))
     (here / "tasks.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
-    flags = ["--data.source", "json_lines", "--data.options"]
+    flags = [*UNTRIED, "--data.source", "json_lines", "--data.options"]
     _, out, _ = call(capsys, "launch", *flags, "{path: tasks.jsonl}")
     assert "warning: eval.tasks is 200" in out
     assert "held_out_size" in out
@@ -465,7 +468,7 @@ def test_a_full_disk_is_told_before_anything_starts(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncrl.launch.preflight.MIN_FREE_MB", 1 << 60)
-    code, _, err = call(capsys, "launch", QUICKSTART)
+    code, _, err = call(capsys, "launch", QUICKSTART, *UNTRIED)
     assert code == 1
     assert "MB free" in sentence(err)
 

@@ -15,6 +15,7 @@ import tyro
 from asyncrl.config import Config
 from asyncrl.config.flags import flags_type, given_flags, option_flags, unknown_flag
 from asyncrl.config.loading import fields, load
+from asyncrl.config.meanings import meaning
 from asyncrl.errors import ConfigError
 
 
@@ -104,9 +105,9 @@ def test_the_help_has_every_field_with_its_default() -> None:
     with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
         given("--help")
     text = re.sub(r"[│\s]+", " ", shown.getvalue())
-    for path, field in fields(Config):
+    for path, _ in fields(Config):
         assert "--" + path.replace("_", "-") + " " in text
-        assert (field.description or "").split(".")[0].split("\n")[0][:30] in text
+        assert meaning(Config, path).split(".")[0].split("\n")[0][:30] in text
     assert text.count("(default:") == len(list(fields(Config)))
 
 

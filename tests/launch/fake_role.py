@@ -1,6 +1,9 @@
 """A fake role: reports that it is ready, has a grandchild, and ends as its argument says.
 
-    python fake_role.py RUN NAME BEHAVIOUR
+    python fake_role.py RUN NAME BEHAVIOUR LAUNCHER
+
+LAUNCHER is the socket of the launcher: tests start hundreds of these, and reading the configuration takes longer than
+all else that they import.
 
 stay: until SIGTERM, then exit 0.   deaf: notes SIGTERM in RUN/asked, and stays.
 done: exit 0 when the file RUN/done is there.
@@ -19,7 +22,7 @@ from pathlib import Path
 
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.process.role import play
-from asyncrl.run_folder import RunFolder
+from asyncrl.sockets import Endpoint
 from asyncrl.tracking.reporter import Reporter
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -31,15 +34,15 @@ print(daemon.pid)
 
 
 def main() -> None:
-    run, name, behaviour = RunFolder.existing(Path(sys.argv[1])), sys.argv[2], sys.argv[3]
-    note = run.path / f"{name}.pids"
+    run, name, behaviour = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    note = run / f"{name}.pids"
     first, asked = not note.exists(), list[bool]()
     grandchild = subprocess.Popen(SLEEP)
     pids = [os.getpid(), grandchild.pid]
     if behaviour == "daemon":
         pids.append(int(subprocess.check_output([sys.executable, "-c", DAEMON])))
     if behaviour == "deaf":
-        signal.signal(signal.SIGTERM, lambda *_: (run.path / "asked").touch())
+        signal.signal(signal.SIGTERM, lambda *_: (run / "asked").touch())
     else:
         signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     with note.open("a") as file:  # once it is noted, it takes signals
@@ -51,13 +54,13 @@ def main() -> None:
     if behaviour == "die" or (behaviour == "once" and first):
         raise ValueError("no such weather")
     if behaviour != "mute":
-        Reporter(run.address("launcher"), name).ready()
+        Reporter(Endpoint("launcher", f"ipc://{sys.argv[4]}"), name).ready()
     deadline = time.monotonic() + 110
     while time.monotonic() < deadline:
-        if behaviour in ("done", "once") and (run.path / "done").exists():
+        if behaviour in ("done", "once") and (run / "done").exists():
             return
         if asked:
-            with (run.path / "stopped").open("a") as file:
+            with (run / "stopped").open("a") as file:
                 file.write(f"{name}\n")
             return
         time.sleep(0.02)

@@ -27,4 +27,5 @@ def pids_of(run: RunFolder, name: str) -> list[int]:
 
 def fake(run: RunFolder, name: str, behaviour: str) -> Role:
     leader = "learner" if name.startswith("learner-") else ""
-    return Role(name, (sys.executable, FAKE, str(run.path), name, behaviour), leader=leader)
+    launcher = str(run.sockets / "launcher.sock")
+    return Role(name, (sys.executable, FAKE, str(run.path), name, behaviour, launcher), leader=leader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
@@ -17,8 +18,9 @@ from asyncrl.plan.times import EngineTimes, Episode, LearnerTimes, Measured, Tim
 LENGTH = Length(3, 8)
 
 
-@pytest.mark.parametrize("off", [0.4, 1.6])
-def test_the_speed_is_found_again(off: float) -> None:
+@pytest.mark.parametrize(("off", "slower"), [(0.4, 1.0), (1.6, 1.0), (0.99, 1.1), (1.01, 1.1)])
+def test_the_speeds_are_found_again(off: float, slower: float) -> None:
+    """Of the engine and of the step, which is `slower` than the fit says, whichever of the two is nearly right."""
     config = Config.model_validate(
         {"actors": {"slots": 16}, "learner": {"groups_per_step": 4, "group_size": 4}, "buffer": {"capacity": 64}}
     )
@@ -28,9 +30,11 @@ def test_the_speed_is_found_again(off: float) -> None:
     true = Times(groups, EngineTimes(0.0, 0.0012, 0.0), LearnerTimes(0.1, 0, 0, 0, 0, 0), 0.0, 0.0, 0.0, 0.0)
     _, world = system.play(true, setting, LENGTH, 0)
     turn, step = (total / count for total, count in (world.generated, world.trained))
-    fit = Fit(replace(true, engine=true.engine.scaled(off)), Measured(None, None, None, turn, step, 1, 1, 1), 0.0)
+    measured = Measured(None, None, None, turn, slower * step, 1, 1, 1)
+    fit = Fit(replace(true, engine=true.engine.scaled(off)), measured, 0.0)
     found = calibrated(fit, system, setting, LENGTH)
     _, again = system.play(found, setting, LENGTH, 0)
+    assert again.trained[0] / again.trained[1] == pytest.approx(slower * step, rel=0.1)
     assert again.generated[0] / again.generated[1] == pytest.approx(turn, rel=0.05)
     assert found.engine.per_request_s == pytest.approx(true.engine.per_request_s, rel=0.1)
 
@@ -39,3 +43,5 @@ def test_a_scale_stays_between_those_that_were_tried() -> None:
     assert between(3.0, 1.0, 8.0) == 3.0
     assert between(9.0, 2.0, 8.0) == 4.0
     assert between(0.5, 0.0, 1.0) == 0.5
+    assert between(1.01, 1.0, inf) == 1.01
+    assert between(0.99, 0.0, 1.0) == 0.99

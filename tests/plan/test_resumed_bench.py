@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,21 @@ def test_a_base_that_has_ended_with_the_same_configuration_is_not_run_again(
     assert bench.ended("base-x", changes, 41, 100) is None
     assert bench.ended("base-x", changes | {"actors.slots": 8}, 40, 100) is None
     run.remove_temporary()
+
+
+def test_a_prediction_is_made_again_for_a_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "WORK", tmp_path)
+    monkeypatch.setattr(bench, "launched", lambda name, *_: tmp_path / f"new-{name}")
+    again, anew = (Namespace(steps=40, resume=False, again=again) for again in (True, False))
+    run = RunFolder.create(tmp_path / "measured-3", Config.load("quickstart", bench._flags("measured-3", {}, 40, 0)))
+    (run.path / "summary.json").write_text("{}")
+    assert bench.made("measured-3", {}, again, 0) == run.path
+    assert bench.made("measured-3", {}, anew, 0) == tmp_path / "new-measured-3"
+    assert bench.made("measured-4", {}, again, 0) == tmp_path / "new-measured-4"
+    run.remove_temporary()
+
+
+def test_a_play_that_got_stuck_is_named_beside_its_numbers() -> None:
+    row = {"place": 3, "configuration": {}, "predicted_measured": {"step_s": (9e5, 2.0)}}
+    assert "stuck" not in bench._line(row)
+    assert bench._line(row | {"stuck": "0 of 8 groups"}).endswith("the play got stuck: 0 of 8 groups")

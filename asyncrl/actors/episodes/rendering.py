@@ -74,11 +74,13 @@ class Rendering:
 
     def __init__(self, renderer: Renderer, limits: EpisodeLimits) -> None:
         self._renderer, self._off_loop = renderer, OffLoop(renderer, limits)
+        self._tools: Sequence[Any] = ()
+        self._long_tools = False
 
     async def initial(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         return await self._run(
             "the chat template refuses the conversation",
-            (messages, tools),
+            (messages, self._counted(tools)),
             lambda: self._renderer.render_initial(messages, tools),
         )
 
@@ -87,7 +89,7 @@ class Rendering:
     ) -> list[int] | None:
         return await self._run(
             "the chat template refuses the messages of step",
-            (before, new, tools),
+            (before, new, self._counted(tools)),
             lambda: self._renderer.render_tail(
                 before, new, tools, closed=closed, row=row.ids, sampled=row.last_sampled
             ),
@@ -96,6 +98,12 @@ class Rendering:
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         with failing("the renderer cannot parse what the policy sampled"):
             return self._renderer.parse(sampled_ids)
+
+    def _counted(self, tools: Sequence[Any]) -> Sequence[Any]:
+        """The tools if they are long; their schemas stay the same, so they are measured once and not at every turn."""
+        if tools is not self._tools:
+            self._tools, self._long_tools = tools, is_longer(tools, SHORT_CHARS)
+        return tools if self._long_tools else ()
 
     async def _run(self, what: str, said: Any, call: Callable[[], T]) -> T:
         def guarded() -> T:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.envs.protocol import Turn
+from asyncrl.actors.envs.tool import Tool
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from tests.actors.episodes.playing import LIMITS, run, saying
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says
@@ -64,6 +65,26 @@ def test_long_texts_are_rendered_off_the_loop_and_to_the_same_ids(chars: int) ->
     t = run(FakeEnv([tool_says("y" * chars), Turn(done=True)], prompt="x" * chars), engine, limits, renderer=Noting())
     text = "".join(chr(i) if i else "$" for i in t.rows[0].token_ids)
     assert text == f"<system>{'x' * chars}>a$<tool>{'y' * chars}>a$"
+    assert {thread == threading.get_ident() for thread in threads} == {chars < 20_000}
+
+
+@pytest.mark.parametrize("chars", [5_000, 100_000])
+def test_long_schemas_of_tools_are_rendered_off_the_loop_at_every_turn(chars: int) -> None:
+    threads = []
+
+    class Noting(FakeRenderer):
+        def render_initial(self, *arguments: Any) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().render_initial(*arguments)
+
+        def render_tail(self, *arguments: Any, **how: Any) -> Any:
+            threads.append(threading.get_ident())
+            return super().render_tail(*arguments, **how)
+
+    env = FakeEnv([tool_says("y"), tool_says("y"), Turn(done=True)])
+    env.tools = (Tool("f", {"type": "function", "function": {"name": "f", "description": "z" * chars}}, len),)
+    run(env, FakeEngine(lambda *_: [ord("a"), STOP]), renderer=Noting())
+    assert len(threads) >= 2
     assert {thread == threading.get_ident() for thread in threads} == {chars < 20_000}
 
 

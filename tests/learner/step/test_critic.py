@@ -165,7 +165,7 @@ def test_two_steps_equal_a_plain_loop(model: Path, kind: str) -> None:
 )
 def test_micro_batches_do_not_change_the_result(model: Path, kind: str, learner: dict[str, Any]) -> None:
     found = []
-    for limit in (100_000, 60):
+    for limit in (100_000, 130):
         _, trainer = a_trainer(model, **GAE, critic=kind, tokens_per_micro_batch=limit, **learner)
         trained(trainer)
         found.append(weights(trainer))
@@ -277,7 +277,7 @@ def test_explained_variance() -> None:
 
 def on_a_rank(model: Path, folder: Path, kind: str) -> tuple[dict[str, Tensor], bool]:
     """Two steps, a checkpoint, one more; then that one again from the checkpoint."""
-    config = config_of(model, **GAE, critic=kind, tokens_per_micro_batch=60, backend="fsdp2", ranks=2)
+    config = config_of(model, **GAE, critic=kind, tokens_per_micro_batch=130, backend="fsdp2", ranks=2)
     trainer = Trainer(config, Fsdp2Backend(config), Objective(config.learner), Fsdp2Backend)
     trained(trainer, 2)
     trainer.save(folder)

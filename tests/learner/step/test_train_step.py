@@ -156,7 +156,7 @@ OBJECTIVES: list[dict[str, Any]] = [
 )
 def test_micro_batches_do_not_change_the_result(learner: dict[str, Any]) -> None:
     few, said = trained(tiny_config(tokens_per_micro_batch=100_000, **learner))
-    many, alike = trained(tiny_config(tokens_per_micro_batch=60, **learner))
+    many, alike = trained(tiny_config(tokens_per_micro_batch=130, **learner))
     assert differ(few, many) < 1e-5
     assert [r.record.loss for r in alike] == pytest.approx([r.record.loss for r in said], rel=1e-3, abs=1e-5)
 
@@ -165,7 +165,7 @@ def test_micro_batches_do_not_change_the_result(learner: dict[str, Any]) -> None
 def test_a_whole_mini_batch_at_once_is_the_same_as_part_by_part(
     monkeypatch: pytest.MonkeyPatch, minibatches: int
 ) -> None:
-    config = tiny_config(tokens_per_micro_batch=60, minibatches=minibatches, entropy_coef=0.02)
+    config = tiny_config(tokens_per_micro_batch=130, minibatches=minibatches, entropy_coef=0.02)
     by_parts, a = trained(config)
     monkeypatch.setattr(Functions, "row_by_row", lambda _: False)
     whole, b = trained(config)
@@ -216,7 +216,7 @@ def test_a_users_loss_that_declares_its_properties_saves_a_forward_pass(tmp_path
     weights: dict[str, dict[str, Tensor]] = {}
     passes: dict[str, int] = {}
     for name in ("declared", "undeclared"):
-        config = tiny_config(loss=f"{own}:{name}", tokens_per_micro_batch=60)
+        config = tiny_config(loss=f"{own}:{name}", tokens_per_micro_batch=130)
         backend = _Counting(config, tiny_model(), device="cpu")
         backend.extra = 0
         train_step(backend, Objective(config.learner), a_batch(), config.learner, version=0)
@@ -244,7 +244,7 @@ def test_rows_without_advantage_need_no_gradient(monkeypatch: pytest.MonkeyPatch
         return {n: t.clone() for n, t in backend.weights()}, results[-1]
 
     for minibatches in (1, 2):
-        config = tiny_config(loss=loss, minibatches=minibatches, tokens_per_micro_batch=70)
+        config = tiny_config(loss=loss, minibatches=minibatches, tokens_per_micro_batch=130)
         quick, a = weights(config)
         with monkeypatch.context() as patched:
             patched.setattr(Functions, "linear_in_advantage", lambda _: False)
@@ -256,7 +256,7 @@ def test_rows_without_advantage_need_no_gradient(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_same_batches_give_the_same_bits() -> None:
-    config = tiny_config(minibatches=2, tokens_per_micro_batch=90)
+    config = tiny_config(minibatches=2, tokens_per_micro_batch=130)
     assert differ(trained(config)[0], trained(config)[0]) == 0.0
 
 
@@ -328,7 +328,7 @@ def test_an_objective_that_cannot_work_is_refused_at_start(learner: dict[str, An
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_every_series_is_in_the_table_and_finite(minibatches: int) -> None:
-    config = tiny_config(minibatches=minibatches, tokens_per_micro_batch=90)
+    config = tiny_config(minibatches=minibatches, tokens_per_micro_batch=130)
     backend, objective = TorchBackend(config, tiny_model(), device="cpu"), Objective(config.learner)
     batch = a_batch()
     result = train_step(backend, objective, batch, config.learner, version=3)

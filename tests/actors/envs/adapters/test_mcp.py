@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from asyncrl.actors.envs.adapters.mcp import McpToolEnv
 from asyncrl.data.base import Message
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="the extra mcp is not installed")
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 STDIO = {"command": [sys.executable, SERVER]}
 TASK = {"id": "t", "prompt": "sun?", "ground_truth": "41"}
