@@ -51,41 +51,39 @@ class Unable(FakeRenderer):
     render_tail = render_initial
 
 
+class Noting(FakeRenderer):
+    """Notes the thread of each rendering."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    def render_initial(self, *arguments: Any) -> list[int]:
+        self.threads.append(threading.get_ident())
+        return super().render_initial(*arguments)
+
+    def render_tail(self, *arguments: Any, **how: Any) -> Any:
+        self.threads.append(threading.get_ident())
+        return super().render_tail(*arguments, **how)
+
+
 @pytest.mark.parametrize("chars", [5_000, 100_000])
 def test_long_texts_are_rendered_off_the_loop_and_to_the_same_ids(chars: int) -> None:
-    threads = []
-
-    class Noting(FakeRenderer):
-        def render_initial(self, *arguments: Any) -> list[int]:
-            threads.append(threading.get_ident())
-            return super().render_initial(*arguments)
-
-    limits = replace(LIMITS, max_tokens=10**6)
+    limits, renderer = replace(LIMITS, max_tokens=10**6), Noting()
     engine = FakeEngine(lambda *_: [ord("a"), STOP], 10**6)
-    t = run(FakeEnv([tool_says("y" * chars), Turn(done=True)], prompt="x" * chars), engine, limits, renderer=Noting())
+    t = run(FakeEnv([tool_says("y" * chars), Turn(done=True)], prompt="x" * chars), engine, limits, renderer=renderer)
     text = "".join(chr(i) if i else "$" for i in t.rows[0].token_ids)
     assert text == f"<system>{'x' * chars}>a$<tool>{'y' * chars}>a$"
-    assert {thread == threading.get_ident() for thread in threads} == {chars < 20_000}
+    assert {thread == threading.get_ident() for thread in renderer.threads} == {chars < 20_000}
 
 
 @pytest.mark.parametrize("chars", [5_000, 100_000])
 def test_long_schemas_of_tools_are_rendered_off_the_loop_at_every_turn(chars: int) -> None:
-    threads = []
-
-    class Noting(FakeRenderer):
-        def render_initial(self, *arguments: Any) -> list[int]:
-            threads.append(threading.get_ident())
-            return super().render_initial(*arguments)
-
-        def render_tail(self, *arguments: Any, **how: Any) -> Any:
-            threads.append(threading.get_ident())
-            return super().render_tail(*arguments, **how)
-
-    env = FakeEnv([tool_says("y"), tool_says("y"), Turn(done=True)])
+    env, renderer = FakeEnv([tool_says("y"), tool_says("y"), Turn(done=True)]), Noting()
     env.tools = (Tool("f", {"type": "function", "function": {"name": "f", "description": "z" * chars}}, len),)
-    run(env, FakeEngine(lambda *_: [ord("a"), STOP]), renderer=Noting())
-    assert len(threads) >= 2
-    assert {thread == threading.get_ident() for thread in threads} == {chars < 20_000}
+    run(env, FakeEngine(lambda *_: [ord("a"), STOP]), renderer=renderer)
+    assert len(renderer.threads) >= 2
+    assert {thread == threading.get_ident() for thread in renderer.threads} == {chars < 20_000}
 
 
 def test_a_text_that_is_not_rendered_in_time_fails_its_episode() -> None:
