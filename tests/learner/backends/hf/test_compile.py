@@ -157,7 +157,7 @@ def test_two_ranks_with_compiled_layers_learn_as_one_process(
     for found in on_ranks(2, tmp_path, sharded, learner, compiler, layers, deadline_s=DEADLINE_S)[:1]:
         # Inductor's fused kernels round otherwise: 1.2e-6 with 2 layers and 3.0e-6 with 10 were measured, where the
         # one process in float32 is itself 2.4e-6 and 2.2e-6 away from the same in float64.
-        is_one_process(found, layers, 1e-6 if compiler == "aot_eager" else 5e-6)
+        is_one_process(found, layers, 1e-6 if compiler == "aot_eager" else 2e-6 if layers == 2 else 5e-6)
         assert 0 < found["graphs"] <= 12, "no graph of its own for every number of tokens, rows or layers"
 
 
