@@ -1,13 +1,15 @@
 """One forward and backward pass of the real scorer, and one update of the real optimizer, on tensors without data.
 
-Fake tensors have shapes, types and a lifetime, so every allocation of the pass happens, and no memory is taken: an 8B
-model takes seconds on a CPU.
+Fake tensors have shapes, types and a lifetime, so every allocation of the pass happens, and no memory is taken. Where
+the layers of a model are alike, two shallow copies of it tell what each further layer adds, so that an 8B model takes
+seconds on a CPU.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -42,9 +44,46 @@ class Pass:
     """Forward and backward: matrix products and attention, those that checkpointing and the head repeat included."""
 
 
+SHALLOW = 2
+"""Layers of the shallower copy; the other one has one more."""
+
+
+class Counts(NamedTuple):
+    """What is counted in one model; each number grows by the same amount with every further layer that is alike."""
+
+    parameters: int
+    rest: int
+    optimizer: int
+    most_in_pass: int
+    """Bytes alive at once in the forward and backward pass, as Pass.activations."""
+    most_in_update: int
+    flops: float
+
+
 def cost_of_pass(config: Config, model: PretrainedConfig, *, tokens: int | None = None, gpu: bool = False) -> Pass:
     """`tokens`: other than `learner.tokens_per_micro_batch`. `gpu`: with the attention that a GPU computes."""
     part = fullest(config, tokens or config.learner.tokens_per_micro_batch)
+    with torch.device("meta"):
+        built = layers(AutoModelForCausalLM.from_config(model))
+    depth = len(built)
+    if depth > SHALLOW + 1 and _alike(model, built):
+        first, second = (count(config, _with_layers(model, n), part, gpu) for n in (SHALLOW, SHALLOW + 1))
+        counts = Counts._make(a + (b - a) * (depth - SHALLOW) for a, b in zip(first, second, strict=True))
+    else:
+        counts = count(config, model, part, gpu)
+    return Pass(
+        tokens=len(part.token_ids),
+        parameters=counts.parameters,
+        layer=max(sum(p.numel() for p in layer.parameters()) for layer in built),
+        rest=counts.rest,
+        optimizer=counts.optimizer,
+        activations=max(counts.most_in_pass, counts.most_in_update),
+        flops=counts.flops,
+    )
+
+
+def count(config: Config, model: PretrainedConfig, part: Packed, gpu: bool) -> Counts:
+    """Runs an update and a pass over `part` with a model of all its layers."""
     scorer = fake_scorer(config, model)
     if gpu and config.model.dtype == "bfloat16" and varlen() is not None:
         scorer.attention = in_one_call
@@ -66,17 +105,32 @@ def cost_of_pass(config: Config, model: PretrainedConfig, *, tokens: int | None 
         del scores
         loss.backward()
     state = sum(x.nbytes for held in optimizer.state.values() for x in held.values())
-    inside = [sum(p.numel() for p in layer.parameters()) for layer in layers(scorer.model)]
     total = sum(p.numel() for p in parameters)
-    return Pass(
-        tokens=len(part.token_ids),
-        parameters=total,
-        layer=max(inside),
-        rest=total - sum(inside),
-        optimizer=state,
-        activations=max(counted.peak, update.peak - state),
-        flops=counted.flops,
-    )
+    inside = sum(p.numel() for layer in layers(scorer.model) for p in layer.parameters())
+    return Counts(total, total - inside, state, counted.peak, update.peak - state, counted.flops)
+
+
+def _alike(model: PretrainedConfig, built: list[nn.Module]) -> bool:
+    """Whether all layers have the same weights, and no field has another value for one of them."""
+    if getattr(model, "num_hidden_layers", None) != len(built):
+        return False
+    weights = {tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in built}
+    return len(weights) == 1 and all(len(set(values)) == 1 for values in _by_layer(model).values())
+
+
+def _with_layers(model: PretrainedConfig, number: int) -> PretrainedConfig:
+    """The model with its first layers alone."""
+    shallow = copy.deepcopy(model)
+    for name, values in _by_layer(model).items():
+        setattr(shallow, name, values[:number])
+    shallow.num_hidden_layers = number
+    return shallow
+
+
+def _by_layer(model: PretrainedConfig) -> dict[str, Any]:
+    """The fields that have a value for each layer."""
+    depth = model.num_hidden_layers
+    return {name: v for name, v in vars(model).items() if isinstance(v, list | tuple) and len(v) == depth}
 
 
 def _teacher(

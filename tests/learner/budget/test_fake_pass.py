@@ -20,8 +20,9 @@ from asyncrl.config import Config
 from asyncrl.learner.backends.hf.row_attention import in_one_call, layout_of
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.backends.shared_prefixes import Segment
+from asyncrl.learner.budget import fake_pass
 from asyncrl.learner.budget.counting import Counter
-from asyncrl.learner.budget.fake_pass import Pass, cost_of_pass, fullest
+from asyncrl.learner.budget.fake_pass import Pass, cost_of_pass, count, fullest
 from asyncrl.learner.budget.memory import parts
 from asyncrl.model import QUICKSTART
 from tests.learner.budget.allocator import peak_of
@@ -112,6 +113,34 @@ def test_of_a_mixture_of_experts_those_that_a_token_meets_are_counted(backend: s
     assert found.flops == pytest.approx(linear + attention, rel=0.02)
     with torch.device("meta"):
         assert found.parameters == sum(p.numel() for p in Qwen3MoeForCausalLM(shape).parameters())
+
+
+def deeper(shape: PretrainedConfig, depth: int, **fields: Any) -> PretrainedConfig:
+    return type(shape).from_dict(shape.to_dict() | {"num_hidden_layers": depth, "layer_types": None, **fields})
+
+
+@pytest.mark.parametrize("shape", [deeper(OF_3M, 5), deeper(OF_EXPERTS, 5)], ids=["dense", "experts"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_two_shallow_copies_tell_what_a_whole_model_does(shape: PretrainedConfig, checkpointing: str) -> None:
+    asked = config(256, 1024, "bfloat16", activation_checkpointing=checkpointing)
+    found, whole = cost_of_pass(asked, shape), count(asked, shape, fullest(asked, 1024), gpu=False)
+    assert (found.parameters, found.rest, found.optimizer) == whole[:3]
+    assert found.activations == max(whole.most_in_pass, whole.most_in_update)
+    assert found.flops == pytest.approx(whole.flops, rel=1e-12)
+
+
+def test_layers_that_differ_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def noted(config: Config, model: PretrainedConfig, *rest: Any) -> Any:
+        counted.append(model.num_hidden_layers)
+        return count(config, model, *rest)
+
+    monkeypatch.setattr(fake_pass, "count", noted)
+    windows = deeper(OF_3M, 5, use_sliding_window=True, sliding_window=512, max_window_layers=3)
+    for shape in (deeper(OF_3M, 5), windows, deeper(OF_EXPERTS, 5, mlp_only_layers=[3])):
+        cost_of_pass(config(256, 1024), shape)
+    assert counted == [2, 3, 5, 5]
 
 
 def test_the_arithmetic_is_that_of_a_count_by_hand() -> None:
