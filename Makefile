@@ -20,7 +20,7 @@ quickstart: .venv/.installed
 test: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Those marked `system`: whole runs, tens of seconds each.
+# Those marked `system`: whole runs, processes that die, and whatever else takes long; up to tens of seconds each.
 test-system: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'system and not slow' $(ARGS)
 
@@ -38,7 +38,7 @@ test-vllm: .venv-vllm/.installed
 
 # The engine's tests against a real SGLang server on a CPU, which lives in an environment of its own.
 test-sglang: .venv/.tested .venv-sglang/.installed
-	OMP_NUM_THREADS=1 ASYNCRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest tests/actors/engines/test_engine_sglang.py
+	OMP_NUM_THREADS=1 ASYNCRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest -m 'not slow' tests/actors/engines/test_engine_sglang.py
 
 # The adapter's run with real verifiers, which pins other packages and lives in an environment of its own.
 test-verifiers: .venv/.tested .venv-verifiers/.installed

@@ -194,6 +194,7 @@ QUICKSTART = {
 }
 
 
+@pytest.mark.system
 def test_the_actors_own_endpoint_measures_what_the_checkpoint_does(own_endpoint: str, tmp_path: Path) -> None:
     config, folder = tmp_path / "config.json", Path(asyncrl.quickstart.__path__[0]) / "checkpoint"
     config.write_text(json.dumps(QUICKSTART))

@@ -137,6 +137,7 @@ def test_a_message_of_many_frames_costs_one_call_for_each(tmp_path: Path) -> Non
         each.close()
 
 
+@pytest.mark.system
 def test_a_buffer_that_was_killed_is_found_at_its_new_address(run: RunFolder) -> None:
     """By the blocking client, and by the one of an actor, in the middle of a call."""
 

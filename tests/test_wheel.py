@@ -50,6 +50,7 @@ def asyncrl(site: Path, here: Path, words: Sequence[str]) -> subprocess.Complete
     return subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.system
 def test_the_wheel_holds_the_configs_that_need_nothing_else_of_the_repository(wheel: Path) -> None:
     inside = {Path(name).name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("asyncrl/configs/")}
     whole = {file.name for file in (ROOT / "configs").glob("*.yaml") if "examples" not in file.read_text()}
@@ -57,6 +58,7 @@ def test_the_wheel_holds_the_configs_that_need_nothing_else_of_the_repository(wh
     assert "quickstart.yaml" in inside
 
 
+@pytest.mark.system
 def test_what_is_installed_is_what_runs(installed: Path, tmp_path: Path) -> None:
     where = subprocess.check_output(
         [sys.executable, "-c", "import asyncrl; print(asyncrl.__file__)"],

@@ -69,6 +69,7 @@ def forget(run: RunFolder, checkpoint: str) -> None:
 @pytest.mark.parametrize(
     ("newest", "fsync", "keep"), [(2, "interval", "all"), (2, "interval", "needed"), (4, "commit", "all")]
 )
+@pytest.mark.system
 def test_a_resume_that_is_refused_leaves_the_audit_red(run: RunFolder, newest: int, fsync: str, keep: str) -> None:
     """2: batches have to be done again. 4: none has, but the mode loses nothing."""
     before = without_payloads(run, newest, fsync, keep)

@@ -304,6 +304,7 @@ def test_no_check_is_without_its_tampering() -> None:
     assert {check.partition(",")[0] for check in TAMPERINGS} == {check.__name__ for check in DROPS}
 
 
+@pytest.mark.system
 def test_a_run_that_was_resumed_with_other_rules_is_checked_against_each(run: RunFolder) -> None:
     """What an earlier configuration dropped stays explained."""
     before = run.load_config()

@@ -25,6 +25,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
     return make_run(folder, teacher=teacher), teacher
 
 
+@pytest.mark.system
 def test_the_weights_are_the_same_bit_for_bit(
     taught: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

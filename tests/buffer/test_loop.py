@@ -277,6 +277,7 @@ def test_a_full_disk_ends_the_run_and_nothing_acknowledged_is_lost(start: Start)
     assert {again.put(made) for made, _ in acknowledged} == {"duplicate"}
 
 
+@pytest.mark.system
 def test_a_second_buffer_on_the_same_run_ends_with_one_sentence(start: Start, tmp_path: Path) -> None:
     buffer = start()
     buffer.client().status()

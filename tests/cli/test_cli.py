@@ -202,6 +202,7 @@ def test_a_folder_of_another_program_is_told(capsys: pytest.CaptureFixture[str],
     ("folder", "words"),
     [("file/runs", "file is a file: choose another folder"), ("/proc/none/runs", "cannot be made in /proc")],
 )
+@pytest.mark.system
 def test_a_folder_that_cannot_be_made_says_why(
     capsys: pytest.CaptureFixture[str], here: Path, folder: str, words: str
 ) -> None:
@@ -225,6 +226,7 @@ def test_who_reads_only_the_beginning_is_told_nothing(here: Path, words: str, fi
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
+@pytest.mark.system
 def test_a_run_goes_on_when_nobody_reads_what_it_says() -> None:
     program = (
         "import os, sys; from asyncrl.tracking.terminal.live import Screen; screen = Screen(); "
@@ -326,6 +328,7 @@ def test_an_environment_of_the_user_is_found_from_the_working_folder(
     assert code == 0, err
 
 
+@pytest.mark.system
 def test_a_run_in_use_is_refused_and_its_processes_named(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     run = RunFolder.create(here / "runs" / "mine", Config())
     run.note(processes={"launcher": this_process()})
@@ -336,6 +339,7 @@ def test_a_run_in_use_is_refused_and_its_processes_named(capsys: pytest.CaptureF
     run.remove_temporary()
 
 
+@pytest.mark.system
 def test_a_run_that_is_over_is_not_overwritten(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     RunFolder.create(here / "runs" / "mine", Config()).remove_temporary()
     code, _, err = call(capsys, "launch", "--launch.name", "mine", *UNTRIED)
@@ -427,6 +431,7 @@ def test_a_port_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str], he
     assert "expected 0 to 65535" in sentence(err)
 
 
+@pytest.mark.system
 def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     run = RunFolder.create(here / "runs" / "mine", Config())
     run.metrics.write_text('nonsense\n{"step": 1}\n')
@@ -436,6 +441,7 @@ def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], h
     run.remove_temporary()
 
 
+@pytest.mark.system
 def test_an_evaluation_without_held_out_tasks_is_warned_of(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def test_every_task_of_the_folder_is_made():
 
 
 @pytest.mark.system
+@pytest.mark.system
 def test_a_model_is_made_again_the_same_and_played(tmp_path):
     torch.set_num_threads(1)
     losses = [script("make")("reversal", tmp_path / name, seed=3, steps=4) for name in ("first", "second")]

@@ -46,6 +46,7 @@ def test_without_a_best_export_the_run_fails_and_says_what_is_missing(run: RunFo
 
 
 @pytest.mark.system
+@pytest.mark.system
 def test_the_set_is_played_by_the_command_and_its_failure_names_it(run: RunFolder) -> None:
     """The export holds no model here: the command's own sentence is given."""
     with_best(run)

@@ -68,6 +68,7 @@ def gone(run: RunFolder, seconds: float = 60.0) -> list[str]:
     return [str(pid) for pid in pids if running(pid)] + list(living(run).values())
 
 
+@pytest.mark.system
 def test_the_run_ends_when_the_learner_is_done(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="done", actor_0="stay", actor_1="daemon")
     assert all_started(run, "buffer", "learner", "actor-0", "actor-1")
@@ -81,6 +82,7 @@ def test_the_run_ends_when_the_learner_is_done(run: RunFolder, launch: Launch) -
     assert not shm.exists()
 
 
+@pytest.mark.system
 def test_ctrl_c_stops_in_order(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", actor_0="stay")
     assert all_started(run, "buffer", "learner", "actor-0")
@@ -97,6 +99,7 @@ def patient(run: RunFolder, config: Config) -> None:
     run.save_config(config.model_copy(update={"launch": config.launch.model_copy(update={"stop_s": 60.0})}))
 
 
+@pytest.mark.system
 def test_a_second_ctrl_c_kills(run: RunFolder, launch: Launch, config: Config) -> None:
     patient(run, config)
     launcher = launch(buffer="deaf", learner="deaf", actor_0="deaf")
@@ -185,6 +188,7 @@ SYSTEM = pytest.mark.system
 @pytest.mark.parametrize(
     "role", [pytest.param("buffer", marks=SYSTEM), "learner", pytest.param("actor-0", marks=SYSTEM)]
 )
+@pytest.mark.system
 def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, role: str) -> None:
     launcher = launch(buffer="stay", learner="done", actor_0="stay")
     assert all_started(run, "buffer", "learner", "actor-0")
@@ -243,6 +247,7 @@ def test_ranks_share_one_budget(run: RunFolder, launch: Launch) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.system
 def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", actor_0="die")
     out, _ = launcher.communicate(timeout=100)
@@ -257,6 +262,7 @@ def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> Non
     ("behaviour", "code", "words"),
     [("config", 2, "learner.loss"), pytest.param("fatal", 1, "disk is full", marks=SYSTEM)],
 )
+@pytest.mark.system
 def test_some_ends_are_final(run: RunFolder, launch: Launch, behaviour: str, code: int, words: str) -> None:
     launcher = launch(buffer="stay", learner=behaviour)
     out, _ = launcher.communicate(timeout=100)
@@ -267,6 +273,7 @@ def test_some_ends_are_final(run: RunFolder, launch: Launch, behaviour: str, cod
 
 
 @pytest.mark.parametrize("full", [pytest.param("run", marks=SYSTEM), "ledger"])
+@pytest.mark.system
 def test_what_dies_beside_a_full_disk_is_not_started_again(
     run: RunFolder, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
@@ -286,6 +293,7 @@ def test_what_dies_beside_a_full_disk_is_not_started_again(
     assert len(pids_of(run, "buffer")) == 2, "it was started again"
 
 
+@pytest.mark.system
 def test_a_role_that_is_never_ready_is_restarted_and_then_ends_the_run(
     run: RunFolder, launch: Launch, config: Config
 ) -> None:

@@ -360,6 +360,7 @@ def test_a_pinned_version_that_is_gone_is_said_to_be_lost(tmp_path: Path) -> Non
     assert buffer.evaluations == [(0, 0), (0, 1), (0, 4)]
 
 
+@pytest.mark.system
 def test_a_run_begun_again_does_not_wait_for_an_evaluation_of_a_version_that_it_has_yet_to_make_again(
     tmp_path: Path,
 ) -> None:

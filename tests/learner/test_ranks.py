@@ -117,6 +117,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tenso
     return weights, [values for _, values in reporter.steps if "weights/loss" in values]
 
 
+@pytest.mark.system
 def test_two_ranks_train_what_one_process_trains(tmp_path: Path, reference: Any) -> None:
     lead, _ = on_ranks(2, tmp_path / "meet", rank, tmp_path, a_config(2), False, {}, -1, joined=False)
     weights, metrics = reference
@@ -132,6 +133,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path, reference: Any)
 
 @pytest.mark.system
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.system
 def test_after_the_death_of_all_another_number_goes_on(tmp_path: Path, reference: Any, ranks: int) -> None:
     first = on_ranks(2, tmp_path / "first", rank, tmp_path, a_config(2), False, {}, 3, joined=False)
     assert first[0]["asked"][-1] == 3
@@ -174,6 +176,7 @@ SYSTEM = pytest.mark.system
 
 
 @pytest.mark.parametrize("delay", [pytest.param(0.0, marks=SYSTEM), 0.004, pytest.param(0.012, marks=SYSTEM)])
+@pytest.mark.system
 def test_a_rank_killed_dead_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path, delay: float) -> None:
     why, killed = on_ranks(2, tmp_path / "meet", save_for_ever, tmp_path / "checkpoints", delay, joined=False)
     assert killed is None

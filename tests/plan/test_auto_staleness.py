@@ -10,6 +10,7 @@ bench = script("bench/auto_staleness.py")
 
 
 @pytest.mark.parametrize("case", bench.CASES, ids=lambda case: case.name)
+@pytest.mark.system
 def test_from_a_bad_start_it_reaches_the_best_fixed_bound(case: bench.Case) -> None:  # type: ignore[name-defined]
     """Against the bound 8, which is within 1% of the best of 0 to 8 in every case (the script plays them all)."""
     fixed = [bench.played(case, bound, 0)[0].tokens_per_s for bound in (bench.LIMIT,)]

@@ -68,6 +68,7 @@ def both(setting: Setting, training: float, delay: float, sigma: float) -> tuple
     ],
     ids=["generation", "cadence 2", "one actor", "small batch", "training", "training, long episodes", "synchronous"],
 )
+@pytest.mark.system
 def test_the_closed_form_is_near_the_played_staleness(setting: Setting, training: float, sigma: float) -> None:
     """docs/how-to/planning.md states this error, for one side clearly slower and hardly any drops."""
     played, rates = both(setting, training, 0.05, sigma)
@@ -76,6 +77,7 @@ def test_the_closed_form_is_near_the_played_staleness(setting: Setting, training
     assert found == pytest.approx(played.staleness_mean, abs=0.15)
 
 
+@pytest.mark.system
 def test_the_smallest_bound_that_costs_no_generation() -> None:
     setting = Setting(2, 16, 8, 4, 1, "fifo")
     played, rates = both(setting, 0.2, 0.05, 0.5)

@@ -37,12 +37,14 @@ def test_the_weights_in_the_package_are_those_of_this_code():
     assert all(torch.isfinite(value).all() for value in loaded.state_dict().values())
 
 
+@pytest.mark.system
 def test_it_starts_with_the_form_and_with_bad_habits():
     assert 0.1 <= success(QUICKSTART, 64, temperature=1.0) <= 0.5
     # Greedily it adds, whatever sign the question shows, and makes few other errors.
     assert 0.2 <= success(QUICKSTART, 64, temperature=0.0) <= 0.6
 
 
+@pytest.mark.system
 @pytest.mark.system
 def test_the_warm_up_learns_and_is_reproducible():
     torch.set_num_threads(1)

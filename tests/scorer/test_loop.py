@@ -179,6 +179,7 @@ with serving(fake) as url:
 """
 
 
+@pytest.mark.system
 def test_a_hung_server_keeps_no_scorer_alive(tmp_path: Path) -> None:
     """It has accepted the connections, and never answers. The groups are given back, and the process ends."""
     ended = subprocess.run(

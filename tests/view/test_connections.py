@@ -14,6 +14,7 @@ from tests.strangers import strangers
 
 
 @pytest.mark.parametrize("says", [b"", pytest.param(b"GET / HTTP/1.1\r\n", marks=pytest.mark.system)])
+@pytest.mark.system
 def test_2000_connections_that_ask_for_nothing_keep_no_browser_away(says: bytes) -> None:
     """Before, some 1,010 left the viewer without a file, and nobody was answered for half a minute."""
     process = subprocess.Popen(

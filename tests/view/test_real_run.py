@@ -141,6 +141,7 @@ def test_a_live_run_is_asked_and_goes_on_when_the_viewer_ends(tmp_path: Path, mo
         process.close()
 
 
+@pytest.mark.system
 def test_readers_are_refused_when_they_ask_for_too_much(tmp_path: Path) -> None:
     """And whoever plays or trains is not."""
     from asyncrl.buffer.client import BufferRefused

@@ -89,6 +89,7 @@ def _shared(engine: Any) -> Any:
 
 @pytest.mark.system
 @pytest.mark.parametrize("how", ["tensor", "group"])
+@pytest.mark.system
 def test_weights_without_a_folder(subject: Subject, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same conformance tests, once the weights come another way."""
     engine: Any = subject.make()._engine
@@ -115,6 +116,7 @@ def test_closing_ends_what_runs(subject: Subject) -> None:
     play(subject, lambda engine: closed_under(engine, 20))
 
 
+@pytest.mark.system
 def test_two_servers_share_the_requests_and_both_take_new_weights(folder: Path) -> None:
     fakes = [FakeSGLang(tiny(0)), FakeSGLang(tiny(0))]
     with fakes[0].serving() as first, fakes[1].serving() as second:
@@ -217,6 +219,7 @@ def test_each_actor_has_servers_of_its_own(folder: Path, monkeypatch: pytest.Mon
     assert [server.url for server in engine.servers.all] == [urls[1], urls[3]]
 
 
+@pytest.mark.system
 def test_a_server_that_does_not_come_up_is_named(folder: Path) -> None:
     config = configured(folder, engine_options={"urls": ["http://127.0.0.1:9"]})
     config = config.model_copy(update={"launch": config.launch.model_copy(update={"start_s": 0.3})})

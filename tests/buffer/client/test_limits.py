@@ -363,6 +363,7 @@ def test_requests_of_peers_that_left_draw_no_tickets(buffer: BufferProcess) -> N
     assert set(learner.status()["leases"]) == {"actor-1"}
 
 
+@pytest.mark.system
 def test_a_message_of_a_million_frames_is_one_malformed_message(buffer: BufferProcess) -> None:
     learner, _ = buffer.learner()
     peer = raw(buffer.address, b"evil")

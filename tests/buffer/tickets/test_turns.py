@@ -412,6 +412,7 @@ def test_what_an_audit_finds(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.system
 def test_the_whole_way_with_the_buffer_process_killed_between_its_parts(tmp_path: Path) -> None:
     process = BufferProcess(tmp_path / "run", buffer={**CONFIG["buffer"], "turns": "on"})
     process.start()

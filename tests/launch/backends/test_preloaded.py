@@ -100,6 +100,7 @@ def test_a_fork_ends_with_the_pipe_of_its_launcher(folder: Path) -> None:
         assert until(lambda: role.ended() == -9, 60)
 
 
+@pytest.mark.system
 def test_what_cannot_be_forked_is_started_as_any_other(folder: Path) -> None:
     with forking(1) as preloaded:
         once, again = start(preloaded, folder, "once", "0"), start(preloaded, folder, "again", "0")

@@ -114,6 +114,7 @@ def plain(case: Case) -> dict[str, Any]:
     return {"loss": float(value.detach()), "gradients": gradients, "norms": norms, "weights": weights}
 
 
+@pytest.mark.system
 def test_same_loss(found: dict[str, Any], plain: dict[str, Any]) -> None:
     assert found["loss"] == pytest.approx(plain["loss"], rel=1e-6)
 

@@ -163,6 +163,7 @@ def traffic(tokens: int, weight_dtype: torch.dtype, **asked: Any) -> tuple[float
     return moved.bytes / (tokens * vocabulary), counted.peak, moved.float32
 
 
+@pytest.mark.system
 def test_a_large_vocabulary_moves_few_bytes_a_logit() -> None:
     """With chunks of 512 tokens, entropy always, a division by 1 and a float32 head for each chunk these were 175."""
     with_entropy, peak, made = traffic(16384, torch.bfloat16)

@@ -184,6 +184,7 @@ def test_resuming_with_another_teacher_is_refused(tmp_path: Path) -> None:
         played(tmp_path, buffer, config=config, resume=True)
 
 
+@pytest.mark.system
 def test_its_memory_is_counted(tmp_path: Path) -> None:
     from asyncrl.learner.budget.memory import memory_of_learner, model_config
 

@@ -198,6 +198,7 @@ def test_in_the_warm_up_only_the_critic_learns(model: Path, kind: str) -> None:
     ],
     ids=["all-shared", "all-separate", "lora-shared", "lora-separate"],
 )
+@pytest.mark.system
 def test_save_and_load_go_on_bit_for_bit(model: Path, tmp_path: Path, kind: str, r: int) -> None:
     given = GAE | {"minibatches": 2, "lora": {"r": r}}
     _, first = a_trainer(model, **given, critic=kind)
@@ -251,6 +252,7 @@ def test_an_episode_that_is_drawn_twice_counts_twice_for_the_critic_too(model: P
     assert result.record.value_loss == pytest.approx(0.5 * float(error[batch.mask].mean()), rel=1e-4)
 
 
+@pytest.mark.system
 def test_the_critic_learns_and_says_so(model: Path) -> None:
     _, trainer = a_trainer(model, **GAE | {"lr": 0.0, "critic_lr": 1e-2}, critic="separate")
     found = []

@@ -100,6 +100,7 @@ def peers(served: Served, count: int, length: int, says: bytes) -> list[socket.s
 
 
 @pytest.mark.parametrize("sent", [0, (8 << 20) - 1])
+@pytest.mark.system
 def test_bodies_that_do_not_end_keep_nobody_away_and_take_bounded_memory(served: Served, sent: int) -> None:
     """Before, eight that had only been announced took all room, and all others were refused for a minute."""
     before = psutil.Process(served.process.pid).memory_info().rss

@@ -46,6 +46,7 @@ def test_functions_and_asserts() -> None:
 
 
 @needs_namespaces
+@pytest.mark.system
 def test_what_only_pretends_to_pass_does_not() -> None:
     for code in (
         "import sys; print('passed 0'); sys.exit(0)\n",

@@ -29,6 +29,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.system
 def test_the_report_is_made_from_metrics_alone_and_holds_its_pictures(run):
     (run.path / "run.json").unlink()
     run.config.unlink()

@@ -71,6 +71,7 @@ def log_rollouts(run, sink):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.system
 def test_rollouts_are_tables_in_wandb(tmp_path):
     pytest.importorskip("wandb")
     run = make(tmp_path, project="p", wandb_mode="offline")
@@ -81,6 +82,7 @@ def test_rollouts_are_tables_in_wandb(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.system
 def test_rollouts_are_tables_in_trackio(tmp_path):
     pytest.importorskip("trackio")
     run = make(tmp_path, project="p")
@@ -135,6 +137,7 @@ def wandb_records(path: Path):
             yield record
 
 
+@pytest.mark.system
 def test_an_offline_wandb_run_holds_every_series_and_the_axes(tmp_path):
     pytest.importorskip("wandb")
     run = make(tmp_path, project="p", wandb_mode="offline")
@@ -174,6 +177,7 @@ def test_wandb_online_without_an_account_is_dropped_with_a_remedy(tmp_path):
     assert "wandb login" in done.stderr
 
 
+@pytest.mark.system
 def test_trackio_holds_every_series(tmp_path):
     pytest.importorskip("trackio")
     run = make(tmp_path, project="p")
@@ -221,6 +225,7 @@ def test_steps_done_again_after_a_resume_replace_the_earlier_ones_in_tensorboard
     assert scalars(run.path / "tensorboard")["reward/mean"] == [(1, 0.25), (2, 0.25), (3, 0.5), (4, 0.5), (5, 0.5)]
 
 
+@pytest.mark.system
 def test_a_tracker_that_is_not_installed_is_named_with_the_extra(tmp_path):
     run = make(tmp_path)
     hidden = tmp_path / "hidden"

@@ -241,6 +241,7 @@ def receive(address: str, told: Connection) -> None:
     actor.close()
 
 
+@pytest.mark.system
 def test_between_two_processes_to_an_engine_of_two(place: Place) -> None:
     learner = place.learner(Broadcast("gloo", place.path, wait_s=20.0))
     here, there = multiprocessing.Pipe()

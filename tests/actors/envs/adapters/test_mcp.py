@@ -46,6 +46,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.system
 def test_over_stdio_a_dead_server_costs_its_episodes_and_is_started_again() -> None:
     pids = []
 
@@ -74,6 +75,7 @@ def test_over_stdio_a_dead_server_costs_its_episodes_and_is_started_again() -> N
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.system
 def test_a_server_of_ones_own_ends_with_the_episode() -> None:
     async def episode() -> int:
         played = env(STDIO, per_episode=True, only=["process"])

@@ -43,6 +43,7 @@ async def one(play: Play, group: int = 0, **task: Any) -> Trajectory:
 
 
 @pytest.mark.parametrize("workers", ["async", "threads", "processes"])
+@pytest.mark.system
 def test_a_thousand_episodes_at_once_end_as_on_the_loop(workers: str) -> None:
     async def scenario(play: Play) -> list[Trajectory]:
         return list(await asyncio.gather(*(one(play, group=i) for i in range(1000))))

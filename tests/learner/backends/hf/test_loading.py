@@ -75,6 +75,7 @@ def grown(big: Path, tiny: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.system), 4])
+@pytest.mark.system
 def test_a_rank_holds_its_share_and_a_tensor_and_never_the_model(
     models: tuple[Path, Path, Path], tmp_path: Path, ranks: int
 ) -> None:

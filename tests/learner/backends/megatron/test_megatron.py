@@ -117,6 +117,7 @@ def test_the_adam_of_transformer_engine_gives_way_to_torchs_fused_one(tmp_path: 
 
 
 @pytest.mark.usefixtures("megatron")
+@pytest.mark.system
 def test_a_checkpoint_goes_on_however_the_model_is_shared(tmp_path: Path) -> None:
     """Tensor parallel -> pipeline -> data parallel with a sharded optimizer; the export is what transformers loads."""
     whole = on_ranks(1, tmp_path / "meet", chain, None, tmp_path / "whole", 0, 3, {})[0]
