@@ -19,7 +19,7 @@ AGAIN = {"buffer.replay": 1.0, "buffer.max_uses": 4}
 TABLE = Table(
     name="replay",
     question="How much is learned from the same generated tokens, with and without replay?",
-    tasks={"reversal": {}},
+    tasks={"reversal": {}, "countdown": {}},
     values={
         "learner.steps": 60,
         "learner.groups_per_step": 8,
