@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,7 +22,7 @@ import msgpack
 from asyncrl.rewards.score import Score, asks, name_of
 
 _START_S = 120.0
-"""Seconds to start a worker, with the import of the user's file, on a busy machine."""
+"""Seconds to start a worker, with the import of the user's file and of `imports`, on a busy machine."""
 
 
 class InProcesses:
@@ -32,19 +33,23 @@ class InProcesses:
 
     takes_all = True
 
-    def __init__(self, score: Score, *, timeout_s: float = 10.0, processes: int = 2) -> None:
+    def __init__(
+        self, score: Score, *, timeout_s: float = 10.0, processes: int = 2, imports: Sequence[str] = ()
+    ) -> None:
         """
         Args:
-            timeout_s: for one call, once a worker is free; keep `env.call_s` above it.
+            timeout_s: for one call, once a worker is free and ready; keep `env.call_s` above it.
             processes: calls at the same time, per actor.
+            imports: modules that a worker imports before its first call, outside of `timeout_s`.
         Raises ValueError for a score that cannot be found again by name.
         """
         self._name, self._timeout_s, self._count = name_of(score), timeout_s, processes
         self._score = score
-        self._path, self._options = _recipe(score)
+        path, options = _recipe(score)
+        recipe: bytes = msgpack.packb((sys.path, path, options, list(imports)))
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for _ in range(processes):
-            self._idle.put(_Worker())
+            self._idle.put(_Worker(recipe))
         self._slots: tuple[asyncio.AbstractEventLoop | None, asyncio.Semaphore] = (None, asyncio.Semaphore(processes))
 
     async def __call__(self, **columns: Any) -> Any:
@@ -58,13 +63,14 @@ class InProcesses:
     def _run(self, columns: dict[str, Any]) -> Any:
         worker = self._idle.get(timeout=_START_S + self._timeout_s)
         try:
-            message = msgpack.packb((self._path, msgpack.packb(self._options), columns))
-            kind, result = worker.ask(message, self._timeout_s)
+            kind, result = worker.ask(msgpack.packb(columns), self._timeout_s)
         except TimeoutError:
             raise TimeoutError(
                 f"score {self._name} did not return within {self._timeout_s} s (in_processes.timeout_s): its process "
                 "was killed"
             ) from None
+        except _StartFailed as error:
+            raise RuntimeError(f"score {self._name}: {error}") from None
         except (EOFError, OSError) as error:
             raise RuntimeError(f"score {self._name}: its process died ({type(error).__name__})") from error
         finally:
@@ -74,20 +80,26 @@ class InProcesses:
         return result
 
 
+class _StartFailed(Exception):
+    """A worker cannot load the score, or does not do so within `_START_S`. No TimeoutError: no call was late."""
+
+
 class _Worker:
     """One process, started on first use, and again after it was killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, recipe: bytes) -> None:
+        """`recipe`: what the process loads before it is ready."""
+        self._recipe = recipe
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     def ask(self, message: bytes, timeout_s: float) -> Any:
-        """Raises TimeoutError, or EOFError or OSError if it dies; the process has ended then."""
+        """Raises TimeoutError, or EOFError or OSError if it dies, or _StartFailed; the process has ended then."""
         try:
             connection = self._connection or self._start()
             connection.send_bytes(message)
             return msgpack.unpackb(_receive(connection, timeout_s))
-        except (TimeoutError, EOFError, OSError):
+        except (EOFError, OSError, _StartFailed):
             self.kill()
             raise
 
@@ -102,8 +114,13 @@ class _Worker:
             )
         self._connection = Connection(ours.detach())
         _living.add(self)
-        self._connection.send_bytes(msgpack.packb(sys.path))
-        _receive(self._connection, _START_S)
+        self._connection.send_bytes(self._recipe)
+        try:
+            kind, text = msgpack.unpackb(_receive(self._connection, _START_S))
+        except TimeoutError:
+            raise _StartFailed(f"its process was not ready within {_START_S:g} s and was killed") from None
+        if kind == "error":
+            raise _StartFailed(text)
         return self._connection
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
 """`python -m asyncrl.rewards.isolation.worker FD`: runs a score in a process that can be killed.
 
-takes: (import path, options, columns) from the socket, one at a time
-gives: ("ok", result) or ("error", text)
+takes: (sys.path, import path, options, modules to import) from the socket, then columns, one call at a time
+gives: ("ok", result) or ("error", text) for each; what it cannot load ends it
 ends:  with the socket, or with its parent, also while a score hangs
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -22,21 +23,27 @@ from asyncrl.plugins import resolve
 from asyncrl.process.parent import end_with_parent
 
 
-@functools.cache
-def _score(path: str, options: bytes) -> Callable[..., Any]:
+def load(message: bytes) -> Callable[..., Any]:
+    """The score of a recipe."""
+    sys.path[:], path, options, modules = msgpack.unpackb(message)
     score: Callable[..., Any] = resolve(path, None, "score")
-    return functools.partial(score, **msgpack.unpackb(options))
+    for module in modules:
+        importlib.import_module(module)
+    return functools.partial(score, **options)
 
 
-def answer(message: bytes) -> bytes:
-    path, options, columns = msgpack.unpackb(message)
+def answer(score: Callable[..., Any], message: bytes) -> bytes:
     try:
-        result = _score(path, options)(**columns)
+        result = score(**msgpack.unpackb(message))
         if inspect.isawaitable(result):
             result = asyncio.run(_awaited(result))
         return bytes(msgpack.packb(("ok", result), default=_number))
     except Exception as error:
-        return bytes(msgpack.packb(("error", f"{type(error).__name__}: {error}")))
+        return _told(error)
+
+
+def _told(error: Exception) -> bytes:
+    return bytes(msgpack.packb(("error", f"{type(error).__name__}: {error}")))
 
 
 async def _awaited(result: Any) -> Any:
@@ -54,10 +61,15 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     end_with_parent()
     try:
-        sys.path[:] = msgpack.unpackb(connection.recv_bytes())
-        connection.send_bytes(b"ready")
+        recipe = connection.recv_bytes()
+        try:
+            score = load(recipe)
+        except Exception as error:  # whatever the user's file raises
+            connection.send_bytes(_told(error))
+            return
+        connection.send_bytes(msgpack.packb(("ok", None)))
         while True:
-            connection.send_bytes(answer(connection.recv_bytes()))
+            connection.send_bytes(answer(score, connection.recv_bytes()))
     except (EOFError, OSError):
         return
 

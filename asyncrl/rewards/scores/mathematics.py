@@ -14,7 +14,8 @@ class Math:
     def __init__(self, *, timeout_s: float = 10.0, processes: int = 2) -> None:
         """`timeout_s`, of one call, and `processes`, as in `in_processes`: simplifying an expression may take forever,
         so it runs where it can be killed."""
-        self._check = InProcesses(equal, timeout_s=timeout_s, processes=processes)
+        # The import takes seconds. Within the time of a call it would make right answers wrong ones.
+        self._check = InProcesses(equal, timeout_s=timeout_s, processes=processes, imports=("math_verify",))
 
     async def __call__(
         self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
