@@ -36,6 +36,8 @@ START_S = 120.0
 """Deadline, in seconds, for a worker to start, including the user's imports on a busy machine."""
 RESTART_S = 1.0
 """Seconds before a lost worker is restarted."""
+MAX_RESTART_S = 30.0
+"""Seconds before another attempt, at most, where the restarts of a worker fail."""
 LOOK_S = 1.0
 """Seconds between two checks that a worker has cancelled a call."""
 
@@ -194,32 +196,58 @@ class EnvWorker:
 
     async def _run(self) -> None:
         """Start the worker, read its replies until it is gone, and repeat, unless it never came up."""
-        came_up = True
-        while came_up:
-            ours, theirs = socket.socketpair()
-            end = self._start(theirs)
-            reader, self._writer = await asyncio.open_connection(sock=ours)
-            self._last_reply = time.monotonic()
+        came_up, pause_s = False, RESTART_S
+        while True:
             try:
-                self._send(self._recipe)
-                while True:
-                    self._take(await read(reader))
-            except (asyncio.IncompleteReadError, OSError):
+                await self._serve_one()
+            except (asyncio.IncompleteReadError, OSError) as error:
+                why = "" if isinstance(error, asyncio.IncompleteReadError) else f" ({error})"
+                if not (self.ready.is_set() or came_up):
+                    log.error("a worker of env.workers ended at its start%s", why)
+                    return
+                # One that does not come up again is tried less and less often: its module may be in the making.
+                pause_s = RESTART_S if self.ready.is_set() else min(2 * pause_s, MAX_RESTART_S)
                 log.error(
-                    "a worker of env.workers ended with %d environments in it; another is started", len(self.envs)
-                )
+                    "a worker of env.workers ended with %d environments in it%s; another is started in %.0f s",
+                    len(self.envs), why, pause_s,
+                )  # fmt: skip
+                came_up = True
             finally:
-                came_up = self.ready.is_set()
-                self.ready.clear()
-                self._writer.close()
-                self._writer = None
-                self.envs.clear()
-                self._cancelled.clear()
-                end()
-                for future in self._pending.values():
-                    if not future.done():
-                        future.set_exception(EnvFailed("its worker ended, or was blocked and was ended"))
-            await asyncio.sleep(RESTART_S if came_up else 0)
+                self._forget()
+            await asyncio.sleep(pause_s)
+
+    async def _serve_one(self) -> None:
+        """Start a worker and take its replies. Raises IncompleteReadError when it ends, OSError when it cannot start,
+        breaks the protocol or is not ready in time."""
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as end:
+            try:
+                end.callback(self._start(theirs))
+                reader, self._writer = await asyncio.open_connection(sock=ours)
+            except OSError:
+                ours.close()
+                raise
+            end.callback(self._writer.close)
+            self._last_reply = time.monotonic()
+            self._send(self._recipe)
+            try:
+                async with asyncio.timeout(START_S) as starting:
+                    while True:
+                        self._take(await read(reader))
+                        if self.ready.is_set():
+                            starting.reschedule(None)
+            except TimeoutError:
+                raise OSError(f"it was not ready within {START_S:.0f} s") from None
+
+    def _forget(self) -> None:
+        """Fail the calls to the worker that is gone."""
+        self.ready.clear()
+        self._writer = None
+        self.envs.clear()
+        self._cancelled.clear()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(EnvFailed("its worker ended, or was blocked and was ended"))
 
     def _take(self, reply: Any) -> None:
         """Raises OSError for what no worker sends: an environment has written into its socket."""
@@ -246,7 +274,12 @@ class EnvWorker:
 
 def _thread(theirs: socket.socket) -> Callable[[], None]:
     """Start a thread. If it blocks it cannot be ended; it is abandoned, and keeps no process alive."""
-    threading.Thread(target=lambda: asyncio.run(serve(theirs)), name="env-worker", daemon=True).start()
+    thread = threading.Thread(target=lambda: asyncio.run(serve(theirs)), name="env-worker", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the machine has no more of them
+        theirs.close()
+        raise OSError(str(error)) from error
     return lambda: None
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncrl.actors.envs.hosting import pool
 from asyncrl.actors.envs.protocol import Environment, Message, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
@@ -112,6 +115,44 @@ def test_a_worker_that_dies_costs_the_episodes_in_it_and_no_others() -> None:
         assert len(here) == 2
 
     stage(config("processes"), scenario)
+    assert not children("envs.hosting")
+
+
+@pytest.mark.parametrize("obstacle", ["file", "fork"])
+def test_a_worker_whose_restarts_fail_is_restarted_until_one_does_not(
+    obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, it was gone for the rest of the run after one that failed: the user's file was just being saved, or the
+    machine had no process left."""
+    monkeypatch.setattr(pool, "RESTART_S", 0.02)
+    good = f"from {ENV.partition(':')[0]} import HostedCounter"
+    mine = tmp_path / "mine.py"
+    mine.write_text(good)
+    start = pool._process
+    forbidden = False
+
+    def starts(theirs: socket.socket) -> Callable[[], None]:
+        if forbidden:
+            theirs.close()
+            raise BlockingIOError("Resource temporarily unavailable")
+        return start(theirs)
+
+    monkeypatch.setattr(pool, "_process", starts)
+
+    async def scenario(play: Play) -> None:
+        nonlocal forbidden
+        assert (await one(play)).reward == 1.0
+        mine.write_text(good if obstacle == "fork" else "def (:")
+        forbidden = obstacle == "fork"
+        assert isinstance((await asyncio.gather(one(play, what="die"), return_exceptions=True))[0], EpisodeFailed)
+        while caplog.text.count("another is started") < 3:  # noqa: ASYNC110 - the first is the one that died
+            await asyncio.sleep(0.01)
+        mine.write_text(good)
+        forbidden = False
+        assert (await one(play)).reward == 1.0
+
+    stage(config("processes", count=1, name=f"{mine}:HostedCounter"), scenario)
+    assert ("Resource temporarily unavailable" in caplog.text) == (obstacle == "fork")
     assert not children("envs.hosting")
 
 
