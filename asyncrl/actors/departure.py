@@ -40,9 +40,9 @@ async def drain(name: str, tickets: HeldTickets, buffer: Buffer, acks: AckLog, s
     if any_may:
         await _interrupt([held.progress for held in unfinished if may_hand_over(held)], engine, interrupting_s)
     for held in unfinished:
-        if held.task and not held.progress.handed_over:  # else it ends by itself and closes its env
+        # One that finished meanwhile is being put; one that was handed over ends by itself and closes its env.
+        if held.task and held.lease in tickets.playing and not held.progress.handed_over:
             held.task.cancel()
-    # Without those that finished meanwhile.
     released = [held for held in unfinished if held.interrupted or held.lease in tickets.playing]
     await _release(name, buffer, acks, released)
     if putting := [held.task for held in tickets.putting.values() if held.task]:

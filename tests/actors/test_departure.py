@@ -116,3 +116,42 @@ def test_an_engine_that_does_not_answer_holds_up_no_actor_that_leaves(tmp_path: 
         assert ([lease[0].index for lease in s.buffer.released], s.buffer.turns) == ([0], [])
 
     act(scenario)
+
+
+def test_an_episode_that_ends_while_others_are_interrupted_is_put(tmp_path: Path) -> None:
+    """Before, its put was cancelled: it was neither acknowledged nor released, and its lease lapsed."""
+
+    async def scenario() -> None:
+        aborting = asyncio.Event()
+
+        class Slow(CutEngine):
+            async def generate(self, request: str, prompt: Any, sampling: Any) -> Any:
+                generate = super().generate if not self.running else super(CutEngine, self).generate
+                return await generate(request, prompt, sampling)
+
+            async def abort(self, request: str) -> None:
+                aborting.set()
+                await asyncio.sleep(0.1)
+                await super().abort(request)
+
+        class Ends(FakeEnv):
+            async def step(self, message: Any) -> Turn:
+                await aborting.wait()
+                return Turn(done=True)
+
+        s = Stage(tmp_path, [durable(0), durable(1)], drain_s=1.0, engine=Slow(2), env=lambda: Ends([]))
+        put = s.buffer.put
+
+        async def slow_put(trajectory: Any) -> Any:
+            await asyncio.sleep(0.5)  # it is under way when the interruption is over
+            return await put(trajectory)
+
+        s.buffer.put = slow_put  # type: ignore[method-assign]
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.engine.said))
+        s.stop.set()
+        await running
+        assert [line["group"] for line in s.acknowledged()] == [0]
+        assert ([t.id.index for t in s.buffer.stored], [lease[0].index for lease in s.buffer.released]) == ([1], [0])
+
+    act(scenario)
