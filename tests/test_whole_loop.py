@@ -132,14 +132,15 @@ def test_a_run_from_its_first_ticket_to_its_report(launch: Launch) -> None:
 def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
     launcher, run = launch(learner__steps=500, eval__tasks=0)
     assert until(lambda: steps(run) >= 2, SLOW_S), output(launcher)
-    for role in ("actor-0", "buffer", "learner"):
+    deaths = {"actor-0": signal.SIGKILL, "buffer": signal.SIGKILL, "learner": signal.SIGKILL}
+    for role, number in (*deaths.items(), ("learner", signal.SIGTERM)):  # that of the launcher is another matter
         before, had = pid(run, role), steps(run)
-        os.kill(before, signal.SIGKILL)
+        os.kill(before, number)
         assert until(lambda role=role, before=before: pid(run, role) != before, DEADLINE_S), (
             f"{role} is gone\n{output(launcher)}"
         )
         # The learner redoes what came after its checkpoint.
-        assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} died\n{output(launcher)}"
+        assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} ended\n{output(launcher)}"
     trained = steps(run)
     launcher.send_signal(signal.SIGINT)
     out, _ = launcher.communicate(timeout=DEADLINE_S)
@@ -185,7 +186,7 @@ def test_either_of_two_ranks_killed_dead_and_both_go_on(launch: Launch) -> None:
         assert until(lambda before=before: all(pid(run, r) != p for r, p in before.items()), DEADLINE_S), output(
             launcher
         )
-        assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} died\n{output(launcher)}"
+        assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} ended\n{output(launcher)}"
     launcher.send_signal(signal.SIGINT)
     launcher.communicate(timeout=DEADLINE_S)
     assert launcher.returncode == 130

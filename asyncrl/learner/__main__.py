@@ -9,6 +9,7 @@ if __name__ == "__main__":
 
 import argparse
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from asyncrl.learner.ranks import DistributedRanks, Ranks
 from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
+from asyncrl.process.logs import STOPPED
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
@@ -60,6 +62,7 @@ def main() -> None:
         raise ConfigError(str(error)) from error
     trainer = Trainer(config, backend, objective, build, Rendered.of(config), HintRows.of(config))
     buffer = BufferClient(run.address("buffer"), identity=name)
+    over = True
     try:
         if arguments.rank:
             refuse_another(
@@ -72,11 +75,13 @@ def main() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: learner.stop())
             settle()
-            learner.run(resume=arguments.resume, branch_from=run.fresh_from(), on_branch=run.fresh.unlink)
+            over = learner.run(resume=arguments.resume, branch_from=run.fresh_from(), on_branch=run.fresh.unlink)
         ranks.leave()
     finally:
         reporter.close()
         buffer.close()
+    if not over:
+        sys.exit(STOPPED)
 
 
 def leader(

@@ -73,24 +73,24 @@ class Learner:
 
     def run(
         self, *, resume: bool, branch_from: Path | None = None, on_branch: Callable[[], None] = lambda: None
-    ) -> None:
-        """Returns at the end of the run, or after a checkpoint when told to stop. `resume`: from the newest checkpoint.
-        `branch_from`: the checkpoint at which a new branch begins; `on_branch` is called once the branch is recorded.
-        Raises RunError."""
+    ) -> bool:
+        """Returns True at the end of the run, or False after a checkpoint when told to stop. `resume`: from the newest
+        checkpoint. `branch_from`: the checkpoint at which a new branch begins; `on_branch` is called once the branch is
+        recorded. Raises RunError."""
         session = self._session
         start(session, self._saving, self._publication, resume=resume, branch_from=branch_from, on_branch=on_branch)
         self._publication.ensure()
         session.reporter.ready()
         self._evaluations.begin()
         self._report.restart_clock()
-        why = self._train()
-        if why is None:
+        if (why := self._train()) is None:
             self._saving.save(wait=True)
             log.info("stopped at version %d, batch %d", session.version, session.batch)
         else:
             self._end(why)
         self._report.close()
         session.ranks.order(Order("end"))
+        return session.over
 
     def _train(self) -> str | None:
         """Why the run is over, or None when told to stop."""
@@ -148,7 +148,7 @@ class Learner:
         self._saving.save(wait=True)
         self._evaluations.play("end")
         self._saving.exports.close()
-        if session.stopping:
-            return
-        session.reporter.event("ended", step=session.version, why=why)
-        log.info("ended at version %d: %s", session.version, why)
+        if not session.stopping:
+            session.reporter.event("ended", step=session.version, why=why)
+            log.info("ended at version %d: %s", session.version, why)
+            session.over = True

@@ -27,7 +27,8 @@ class Session:
         self.incarnation, self.branch, self.version = -1, 0, 0
         self.batch = 0
         """The one wanted next"""
-        self.stopping = False
+        self.stopping = self.over = False
+        """Whether the learner was told to stop; whether the run is over, with its last evaluation."""
         self._asked_at: float | None = None
         self._waited_s, self._ended_at = 0.0, time.perf_counter()
         """How long it waited for the last batch, and when the one before it ended."""

@@ -16,6 +16,9 @@ CONFIG_ERROR = 2
 """Exit code of a role: the configuration cannot work. The run ends, exit code 2."""
 RUN_ERROR = 3
 """Exit code of a role: the run cannot continue and a restart would not help. The run ends, exit code 1."""
+STOPPED = 4
+"""Exit code of the learner: it was told to stop before the run was over. Unless the launcher stops too, it is started
+again, from the checkpoint that it has just written."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (?P<level>[A-Z]+) [\w.\-]+: (?P<message>.*)$")
 _TAIL_BYTES = 16384
@@ -62,6 +65,8 @@ def why_it_ended(log: Path, code: int) -> str:
     error = last_error(log)
     if error and code in (CONFIG_ERROR, RUN_ERROR):
         return error
+    if code == STOPPED:
+        return "told to stop, and not by the launcher"
     ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{ending}: {error}" if error else ending
 

@@ -6,7 +6,7 @@ LAUNCHER is the socket of the launcher: tests start hundreds of these, and readi
 all else that they import.
 
 stay: until SIGTERM, then exit 0.   deaf: notes SIGTERM in RUN/asked, and stays.
-done: exit 0 when the file RUN/done is there.
+done: exit 0 when the file RUN/done is there.   saves: as `done`; at SIGTERM it ends as the learner does.
 die: exit 1 after a logged error.   config: exit 2.   fatal: exit 3.   mute: never ready.
 once: die at the first start, then as `done`.   daemon: as `stay`, and leaves a daemon with an empty environment.
 """
@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from asyncrl.errors import ConfigError, RunError
+from asyncrl.process.logs import STOPPED
 from asyncrl.process.role import play
 from asyncrl.sockets import Endpoint
 from asyncrl.tracking.reporter import Reporter
@@ -57,12 +58,12 @@ def main() -> None:
         Reporter(Endpoint("launcher", f"ipc://{sys.argv[4]}"), name).ready()
     deadline = time.monotonic() + 110
     while time.monotonic() < deadline:
-        if behaviour in ("done", "once") and (run / "done").exists():
+        if behaviour in ("done", "once", "saves") and (run / "done").exists():
             return
         if asked:
             with (run / "stopped").open("a") as file:
                 file.write(f"{name}\n")
-            return
+            sys.exit(STOPPED if behaviour == "saves" else 0)
         time.sleep(0.02)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -199,6 +200,24 @@ def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, rol
     (run.path / "done").touch()
     out, err = launcher.communicate(timeout=100)
     assert out.strip() == "finished 0", err
+    assert gone(run) == []
+
+
+@pytest.mark.system
+def test_a_learner_that_someone_else_stops_is_started_again(run: RunFolder, launch: Launch) -> None:
+    """With the ranks that it has ended; Ctrl-C, in another test, ends the run as before."""
+    launcher = launch(buffer="stay", learner="saves", learner_1="stay")
+    ranks = ("learner", "learner-1")
+    assert all_started(run, "buffer", *ranks)
+    for name in reversed(ranks):  # as at the order to end, which the others follow first
+        os.kill(pids_of(run, name)[0], signal.SIGTERM)
+    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in ranks)), "not started again"
+    (run.path / "done").touch()
+    out, err = launcher.communicate(timeout=100)
+    assert out.strip() == "finished 0", err
+    events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    why = [e["why"] for e in events if e["kind"] == "restart" and e["role"] == "learner"]
+    assert why == ["told to stop, and not by the launcher"]
     assert gone(run) == []
 
 

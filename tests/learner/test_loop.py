@@ -59,7 +59,7 @@ def played(
 ) -> tuple[dict[str, Tensor], FakeReporter]:
     reporter = FakeReporter()
     learner, backend = a_learner(config or a_config(), folder, buffer, reporter)
-    learner.run(resume=resume)
+    assert learner.run(resume=resume) is True
     return {n: t.clone() for n, t in backend.weights()}, reporter
 
 
@@ -161,7 +161,7 @@ def test_stopped_in_order_it_leaves_a_checkpoint(tmp_path: Path) -> None:
     reporter = FakeReporter()
     learner, _ = a_learner(a_config(), tmp_path, buffer, reporter)
     buffer.on_batch = lambda b: learner.stop() if b == 2 else None
-    learner.run(resume=False)
+    assert learner.run(resume=False) is False, "the run is not over"
     assert buffer.outcomes == dict.fromkeys(range(3), "applied"), "the step that runs is finished"
     assert complete(tmp_path / "checkpoints")[-1].name == "step-000003"
     assert not reporter.of("ended")
@@ -175,7 +175,7 @@ def test_stopped_during_the_last_evaluation_the_run_has_not_ended(tmp_path: Path
     buffer, reporter = FakeBuffer(steps=1), FakeReporter()
     learner, _ = a_learner(a_config(steps=1), tmp_path, buffer, reporter)
     buffer.on_evaluation = lambda pinned: learner.stop() if pinned[1] else None
-    learner.run(resume=False)
+    assert learner.run(resume=False) is False
     assert not reporter.of("ended")
     assert [e["label"] for e in reporter.of("eval")] == ["start"]
     buffer.on_evaluation = None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from asyncrl.launch.supervision.supervision import Outcome, RestartBudget, after_exit
+from asyncrl.process.logs import STOPPED
 
 
 def test_a_restart_counts_for_its_window_only() -> None:
@@ -18,6 +19,14 @@ def test_only_the_learner_finishes_a_run() -> None:
     budget = RestartBudget(restarts=1, window_s=10.0)
     assert after_exit("learner", 0, "", budget, 0.0) == Outcome("finished", 0)
     assert after_exit("actor-0", 0, "exit code 0", budget, 0.0) is None
+
+
+def test_a_learner_that_was_stopped_by_another_than_the_launcher_is_started_again_within_the_budget() -> None:
+    budget = RestartBudget(restarts=1, window_s=10.0)
+    assert after_exit("learner", STOPPED, "told to stop", budget, 0.0) is None
+    outcome = after_exit("learner", STOPPED, "told to stop", budget, 1.0)
+    assert outcome is not None
+    assert (outcome.kind, outcome.exit_code) == ("failed", 1)
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(2, 2), (3, 1)])
