@@ -23,6 +23,7 @@ from asyncrl.config.rules.ranks import ranks_per_node
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.placement.resources import resources_of, role_names, sharing_a_host
 from asyncrl.launch.processes import Role, alive
+from asyncrl.process.logs import RUN_ERROR
 from asyncrl.run_folder import RunFolder
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -179,9 +180,9 @@ class RayProcess:
             try:
                 self._code, why = ray.get(self._end)
                 self.killed_for = self.killed_for or why
-            except RayActorError:
-                self._code, self.lost = -9, not self._host_ended  # a kill meant for the role leaves its host
-                self.killed_for = self.killed_for or f"its node ({self.node or 'not yet known'}) is lost"
+            except RayError as error:
+                self._code, self.lost, why = _end_of_host(error, self.node, ended=self._host_ended)
+                self.killed_for = self.killed_for or why
             self._end_host()
         return self._code
 
@@ -212,6 +213,19 @@ class RayProcess:
         self._placed = time.monotonic()
         self._identity = (pid, created) if pid else None
         self.local = alive(pid, created)
+
+
+def _end_of_host(error: RayError, node: str, *, ended: bool) -> tuple[int, bool, str]:
+    """Exit code of the role, whether its node is lost, and why, where `error` came instead of its host's answer.
+    `ended`: the host was ended by the launcher; a kill meant for the role alone leaves its host."""
+    cannot_start = isinstance(error, RayActorError) and error.actor_init_failed
+    if ended or (isinstance(error, RayActorError) and not cannot_start):
+        return -9, not ended, f"its node ({node or 'not yet known'}) is lost"
+    text = ([line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__])[-1]
+    if cannot_start:
+        remedy = "Every node of the cluster needs asyncrl and what the run uses, for the same Python."
+        return RUN_ERROR, False, f"its host cannot start on a node: {text}. {remedy}"
+    return 1, False, f"Ray cannot run it ({type(error).__name__}): {text}"
 
 
 def _check_reachable(address: str) -> None:

@@ -221,6 +221,60 @@ def test_a_host_that_ends_by_itself_is_lost_whatever_was_asked_of_its_role(
     assert (process.ended(), process.killed_for, process.lost) == (-9, "learner died", not waits_for_node)
 
 
+def cannot_start() -> Exception:
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    told = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named 'asyncrl'\n"
+    return ActorDiedError(RayTaskError("RoleHost.__init__", told, RuntimeError("failed to import"), actor_id="ab" * 16))
+
+
+def cannot_read() -> Exception:
+    from ray.exceptions import RayTaskError
+
+    cause = OSError(116, "Stale file handle")
+    error: Exception = RayTaskError("wait", f"Traceback\nOSError: {cause}", cause).as_instanceof_cause()
+    return error
+
+
+def no_place() -> Exception:
+    from ray.exceptions import ActorUnschedulableError
+
+    return ActorUnschedulableError("its placement group was removed")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (
+            cannot_start,
+            3,
+            "its host cannot start on a node: ModuleNotFoundError: No module named 'asyncrl'. Every node",
+        ),
+        (cannot_read, 1, "Stale file handle"),
+        (no_place, 1, "its placement group was removed"),
+    ],
+)
+def test_what_is_no_loss_of_a_node_is_told_and_counts_as_a_restart_or_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], code: int, words: str
+) -> None:
+    """Ray's own part is a fake. Before, a node without asyncrl was "lost", without end, and the others ended the run in
+    a traceback."""
+    from asyncrl.launch.backends import ray
+
+    def get(answer: object) -> object:
+        raise error()
+
+    ended: list[object] = []
+    monkeypatch.setattr(ray.ray, "wait", lambda asked, timeout: (asked, []))
+    monkeypatch.setattr(ray.ray, "get", get)
+    monkeypatch.setattr(ray.ray, "kill", lambda host, no_restart: ended.append(host))
+    host, place = FakeHost(), object()
+    process = ray.RayProcess(Role("actor-0", ("none",)), Path("log"), host, place)  # type: ignore[arg-type]
+    assert (process.ended(), process.lost, ended) == (code, False, [host])
+    assert words in process.killed_for
+    assert "lost" not in process.killed_for
+
+
 def quickstart(launch: Launch, nodes: Nodes, folder: Path, **fields: object) -> subprocess.Popen[str]:
     """An actor on each node, everything else on one."""
     values = {
