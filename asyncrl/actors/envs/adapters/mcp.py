@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 INVALID_PARAMS = -32602
 """Error code of JSON-RPC for a wrong call to a working server."""
 CLOSE_S = 10.0
+SILENT_S = 10.0
+"""Seconds without any answer after a cancelled call, after which a server counts as blocked."""
 _OWN = (
     ". Its own words are on stderr; a server that needs packages of its own is started by the Python of its own "
     "environment: command: [/path/to/venv/bin/python, server.py]"
@@ -119,6 +122,9 @@ class McpConnection:
         self._ready: asyncio.Future[tuple[Any, list[Tool]]] = asyncio.get_running_loop().create_future()
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # mark as retrieved
         self._task = asyncio.create_task(self._hold(), name="mcp")
+        self._answered = 0.0
+        """Time of the last answer, by `time.monotonic`."""
+        self._probe: asyncio.Task[None] | None = None
 
     @property
     def usable(self) -> bool:
@@ -152,6 +158,8 @@ class McpConnection:
         finally:
             self._leave.set()
             self._ready.cancel()
+            if self._probe is not None:
+                self._probe.cancel()
 
     def _tool(self, client: Any, listed: Any) -> Tool:
         described = {"name": listed.name, "description": listed.description or "", "parameters": listed.input_schema}
@@ -165,7 +173,13 @@ class McpConnection:
             raise ConnectionError(f"MCP server {_name(self._server)}: the connection is closed")
         try:
             result = await client.call_tool(tool, arguments)
+            self._answered = time.monotonic()
+        except asyncio.CancelledError:  # by its deadline, or with its episode: the call is slow, or the server blocked
+            if self.usable and self._probe is None:
+                self._probe = asyncio.create_task(self._leave_if_silent(client), name="mcp-probe")
+            raise
         except MCPError as error:
+            self._answered = time.monotonic()
             if error.code == INVALID_PARAMS:
                 raise ToolError(error.message) from error
             self._leave.set()
@@ -177,6 +191,25 @@ class McpConnection:
         if result.is_error:
             raise ToolError(text)
         return text
+
+    async def _leave_if_silent(self, client: Any) -> None:
+        """End the connection, and over stdio the server, unless it answers this request or any other."""
+        from mcp import MCPError
+
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(SILENT_S):
+                await client.session.list_tools()  # the protocol's ping is gone since 2026-07
+        except MCPError:
+            pass  # an answer as well
+        except Exception as error:  # also of the transport
+            if self._answered < began:
+                log.warning(
+                    "MCP server %s is blocked, and the next episode connects again: %r", _name(self._server), error
+                )
+                self._leave.set()
+        finally:
+            self._probe = None
 
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, McpConnection]] = WeakKeyDictionary()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.actors.envs.adapters import mcp
 from asyncrl.actors.envs.adapters.mcp import McpToolEnv
 from asyncrl.data.base import Message
 
@@ -72,6 +73,64 @@ def test_over_stdio_a_dead_server_costs_its_episodes_and_is_started_again() -> N
     asyncio.run(episodes())
     assert pids[0] == pids[1] != pids[2]
     assert not any(alive(int(pid)) for pid in pids), "servers end with the actor's loop"
+
+
+SLOW = """
+import asyncio, os, time
+from mcp.server import MCPServer
+
+server = MCPServer("slow")
+
+@server.tool()
+async def block() -> str:
+    time.sleep(600)
+
+@server.tool()
+async def wait() -> str:
+    await asyncio.sleep(600)
+
+@server.tool()
+async def process() -> str:
+    return str(os.getpid())
+
+server.run("stdio")
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.system
+@pytest.mark.parametrize(("tool", "survives"), [("block", False), ("wait", True)])
+def test_a_server_that_a_call_blocks_is_ended_and_one_whose_call_is_slow_is_not(
+    tool: str, survives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each later call of the actor to a blocked server waited for its deadline, to the end of the run."""
+    monkeypatch.setattr(mcp, "SILENT_S", 3.0)
+    (tmp_path / "slow.py").write_text(SLOW)
+    server = {"command": [sys.executable, str(tmp_path / "slow.py")]}
+    pids = []
+
+    async def episodes() -> None:
+        first = env(server, tool_timeout_s=5.0)
+        await first.reset(TASK)
+        pids.append(int(await said(first, "process")))
+        slow = env(server, tool_timeout_s=0.5)
+        await slow.reset(TASK)
+        with pytest.raises(TimeoutError, match="tool_timeout_s"):
+            await slow.step(call(tool))
+        (connection,) = mcp._shared[asyncio.get_running_loop()].values()
+        async with asyncio.timeout(20):
+            while connection._probe is not None if survives else not connection._task.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        after = env(server, tool_timeout_s=5.0)
+        await after.reset(TASK)
+        pids.append(int(await said(after, "process")))
+        if not survives:
+            with pytest.raises(ConnectionError):
+                await said(first, "process")
+
+    asyncio.run(episodes())
+    assert (pids[0] == pids[1]) == survives
+    assert not any(map(alive, pids))
 
 
 @pytest.mark.timeout(60)
