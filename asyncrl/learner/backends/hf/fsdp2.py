@@ -190,7 +190,11 @@ class Fsdp2Backend(TorchBackend):
 
     def _state(self) -> dict[str, Any]:
         """The contents of a checkpoint as shards, which `load` fills."""
+        stepped = bool(self._optimizer.state)
         model, optimizer = get_state_dict(self._scorer, self._optimizer)
+        if not stepped:  # torch made the state by a step with gradients of 0, which is none of the run's
+            for of_parameter in self._optimizer.state.values():
+                of_parameter["step"].zero_()
         trained = {f"model.{name}" for name in self._trained()}
         model = {name: tensor for name, tensor in model.items() if name in trained}
         state: dict[str, Any] = {"model": model, "optimizer": optimizer}
