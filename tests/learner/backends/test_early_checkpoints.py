@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Backend
 from tests.learner.backends.backend_cases import CASES, LR, Case, close, loss, megatron, parts
-from tests.learner.kept_ranks import on_kept_ranks
-from tests.learner.ranks import on_ranks
+from tests.learner.backends.test_backend_conformance import on_ranks_of
 from tests.learner.tiny import tiny_config
 
 MEGATRON = pytest.param("megatron-1", marks=pytest.mark.system)
@@ -41,10 +39,7 @@ def test_the_first_update_is_the_same_whether_or_not_a_checkpoint_was_taken(tmp_
     case = CASES[name]
     if case.build is megatron:
         pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
-        importlib.import_module("asyncrl.learner.backends.megatron.backend")
-        found = on_ranks(case.ranks, tmp_path / "meet", updated, case, tmp_path)
-    else:
-        found = on_kept_ranks(case.ranks, updated, case, tmp_path)
+    found = on_ranks_of(case, tmp_path / "meet", updated, case, tmp_path)
     without, after, resumed = found[0]
     close(after, without, 0.0)
     close(resumed, without, 0.0)

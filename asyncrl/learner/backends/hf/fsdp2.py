@@ -152,6 +152,8 @@ class Fsdp2Backend(TorchBackend):
         optimizer = state["optimizer"]
         # Torch makes the state of every parameter; a critic's own output embedding, say, has no gradient and so none.
         optimizer["state"] = {n: s for n, s in optimizer["state"].items() if f"optimizer.state.{n}.step" in saved}
+        if not any(name.startswith("reference.") for name in saved):
+            state.pop("reference", None)  # it was the run's first model, as the one that was built is
         try:
             state_dict_loader.load(state, checkpoint_id=folder / SHARDS)
         except CheckpointException as error:
