@@ -319,6 +319,21 @@ def test_a_second_model_resumes_though_its_own_output_embedding_never_has_a_grad
     assert torch.equal(found["critic.lm_head.weight"], tiny_model("llama").state_dict()["lm_head.weight"])
 
 
+def test_a_head_is_read_where_the_gpu_that_it_was_written_from_is_missing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = a_trainer(model, **GAE, critic="shared")
+    trained(first, 1)
+    with monkeypatch.context() as on_a_gpu:
+        on_a_gpu.setattr(torch.serialization, "location_tag", lambda _: "cuda:99")
+        first._companions.snapshot()(tmp_path)
+    _, second = a_trainer(model, **GAE, critic="shared")
+    second._companions.load(tmp_path)
+    kept, read = weights(first), weights(second)
+    assert all(torch.equal(read[n], kept[n]) for n in ("head.weight", "head.bias"))
+    assert kept["head.weight"].any()
+
+
 class _Blind(TorchBackend):
     """A backend of somebody's own that shows no states."""
 
