@@ -236,7 +236,9 @@ _TABLE: list[Series] = [
     Series("correction/beyond_max_kept", "tokens", "of the batch, without loss: more ids kept than `actors.max_kept`"),
     Series("correction/weights_mean", "ratio", "importance weight after the correction, mean over trained tokens"),
     Series("correction/clip_fraction", "share", "trained tokens whose loss is clipped"),
-    Series("correction/approx_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),
+    Series(
+        "correction/approx_kl", "nats", "KL(p || current), k3 estimate over trained tokens, p of `learner.proximal`"
+    ),
     Series("correction/applied/{correction}/{metric}", "1", "reported by one importance correction"),
     *[
         Series(f"correction/{metric}/{{bucket}}", unit, f"{meaning}, by staleness")

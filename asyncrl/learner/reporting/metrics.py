@@ -56,7 +56,7 @@ def step_metrics(
         "correction/kept": float(share(record.keep, mask)),
         "correction/ratio_mean": float(masked_mean(ratio, mask)),
         "correction/ratio_p99": float(_quantile(ratio[mask], 0.99)),
-        "correction/approx_kl": float(mismatch(record.current, record.proximal, mask)["mismatch_kl"]),
+        "correction/approx_kl": float(mismatch(record.current, record.anchor, mask)["mismatch_kl"]),
     }
     if mask.any():
         values["staleness/mean"] = float(staleness[mask].float().mean())

@@ -154,7 +154,7 @@ class Critic:
                 f"checkpoint {folder} was not written with learner.critic {'shared' if self.shared else 'separate'}. "
                 "Resume with the learner.critic that the run was started with."
             )
-        head, optimizer = torch.load(kept / "head.pt", weights_only=True)
+        head, optimizer = torch.load(kept / "head.pt", "cpu", weights_only=True)
         self._head.load_state_dict(head)
         self._optimizer.load_state_dict(optimizer)
         if self._trunk is not None:

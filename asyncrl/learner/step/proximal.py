@@ -52,11 +52,10 @@ class Proximal:
             return approximate_proximal(rows.behaviour, current, rows.versions, self.version)
         return current
 
-    def recorded(self, t: Tensor, anchor: Tensor, current: Tensor) -> Tensor:
-        """[t] for the record: computed before the first update, or else as the update took or had them."""
-        if self.logprobs is not None:
-            return self.logprobs[t]
-        return current if self.behaviour else anchor
+    def recorded(self, t: Tensor, current: Tensor) -> Tensor:
+        """[t] for the record: computed before the first update, or else the learner's as the update had them. An
+        approximation lies near the behaviour logprobs and would hide how far the learner is from them."""
+        return current if self.logprobs is None else self.logprobs[t]
 
 
 def score_proximal(

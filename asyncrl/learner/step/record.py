@@ -66,9 +66,10 @@ class Record(Found):
     values: Tensor | None
     """The critic's at the start of the step, or None without one"""
     proximal: Tensor
-    """Proximal logprobs: computed before the first update if needed, else taken from the last one or approximated"""
+    """Proximal logprobs: computed before the first update if needed, else the current ones of each token's update"""
     anchor: Tensor
-    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, else the same values"""
+    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, an approximation under
+    `approximate` with several updates, else the same values"""
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
     lr: float = 0.0

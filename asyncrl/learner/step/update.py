@@ -83,7 +83,7 @@ class Update:
         """Both follow from the current logprobs of the mini-batch."""
         proximal, record, t = self._step.proximal, self._step.record, self.t
         record.anchor[t] = proximal.anchor(self.minibatch, t, record.current[t])
-        record.proximal[t] = proximal.recorded(t, record.anchor[t], record.current[t])
+        record.proximal[t] = proximal.recorded(t, record.current[t])
 
     def _by_parts(self) -> None:
         """Every micro-batch computes its share of the loss from its own scores."""

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from learning.command import main
 from learning.declared import Arm, Table
 
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+RATES = (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 LAGS = (0, 2, 8, 32)
 
 TABLE = Table(

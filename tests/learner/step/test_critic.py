@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import get_world_size
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
@@ -36,6 +37,13 @@ GAE: dict[str, Any] = {"advantage": "gae", "lr": LR, "critic_lr": CRITIC_LR}
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tiny_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("untied")
+    tiny_model("llama").save_pretrained(folder)
     return folder
 
 
@@ -279,7 +287,7 @@ def test_explained_variance() -> None:
 
 def on_a_rank(model: Path, folder: Path, kind: str) -> tuple[dict[str, Tensor], bool]:
     """Two steps, a checkpoint, one more; then that one again from the checkpoint."""
-    config = config_of(model, **GAE, critic=kind, tokens_per_micro_batch=130, backend="fsdp2", ranks=2)
+    config = config_of(model, **GAE, critic=kind, tokens_per_micro_batch=130, backend="fsdp2", ranks=get_world_size())
     trainer = Trainer(config, Fsdp2Backend(config), Objective(config.learner), Fsdp2Backend)
     trained(trainer, 2)
     trainer.save(folder)
@@ -301,6 +309,29 @@ def test_two_ranks_train_what_one_process_trains(model: Path, tmp_path: Path, ki
     assert first[1]
     assert second[1]
     assert all(torch.equal(second[0][f"head.{n}"], first[0][f"head.{n}"]) for n in ("weight", "bias"))
+
+
+def test_a_second_model_resumes_though_its_own_output_embedding_never_has_a_gradient(
+    untied: Path, tmp_path: Path
+) -> None:
+    found, same = on_kept_ranks(1, on_a_rank, untied, tmp_path, "separate")[0]
+    assert same
+    assert torch.equal(found["critic.lm_head.weight"], tiny_model("llama").state_dict()["lm_head.weight"])
+
+
+def test_a_head_is_read_where_the_gpu_that_it_was_written_from_is_missing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = a_trainer(model, **GAE, critic="shared")
+    trained(first, 1)
+    with monkeypatch.context() as on_a_gpu:
+        on_a_gpu.setattr(torch.serialization, "location_tag", lambda _: "cuda:99")
+        first._companions.snapshot()(tmp_path)
+    _, second = a_trainer(model, **GAE, critic="shared")
+    second._companions.load(tmp_path)
+    kept, read = weights(first), weights(second)
+    assert all(torch.equal(read[n], kept[n]) for n in ("head.weight", "head.bias"))
+    assert kept["head.weight"].any()
 
 
 class _Blind(TorchBackend):

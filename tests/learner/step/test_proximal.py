@@ -18,11 +18,13 @@ from asyncrl.learner.losses import LOSSES, LossInputs, PolicyLoss, loss
 from asyncrl.learner.objective.functions import Functions
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.reporting.metrics import step_metrics
+from asyncrl.learner.reporting.told import told
 from asyncrl.learner.step.diagnostics import effective_sample_size, mismatch, sequence_effective_sample_size
 from asyncrl.learner.step.proximal import approximate_proximal
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.tracking.series import check
 from tests.learner.flat_batches import loss_inputs
+from tests.learner.reporting.test_told import fake_session
 from tests.learner.step.test_train_step import _Counting, a_batch, differ, episodes
 from tests.learner.tiny import tiny_config, tiny_model
 
@@ -45,7 +47,7 @@ def test_approximated_proximal_logprobs_cost_no_forward() -> None:
     record = result.record
     expected = approximate_proximal(batch.behaviour, record.current, batch.versions, 3)
     assert torch.equal(record.anchor[batch.mask], expected[batch.mask])
-    assert torch.equal(record.proximal, record.anchor)
+    assert torch.equal(record.proximal, record.current), "what is reported is no mixture with who sampled"
     assert 0 < differ(got, exact) < 1e-2
 
 
@@ -75,6 +77,34 @@ def test_plain_ppo_is_anchored_to_who_sampled(minibatches: int) -> None:
     expected = mismatch(record.current, batch.behaviour, batch.mask)["mismatch_kl"]
     assert values["correction/mismatch_kl"] == pytest.approx(float(expected))
     assert values["correction/mismatch_kl"] > 0.01
+
+
+def test_an_approximation_hides_no_difference_between_engine_and_learner() -> None:
+    """With a rate of 0 the learner is the same in all updates, and so is what is reported of it."""
+    batch, reported = a_batch(), []
+    for proximal in ("recompute", "approximate"):
+        config = tiny_config(minibatches=2, proximal=proximal, lr=0.0)
+        _, result, _ = one_step(config, batch)
+        values = step_metrics(Objective(config.learner), batch, episodes(), result, version=3, success="success")
+        said = told(fake_session("auto"), batch, result)
+        assert said is not None
+        names = [n for n in values if "mismatch" in n or "sequence_ess" in n or "ratio_m" in n]
+        reported.append({name: values[name] for name in names} | {"told": said.ess})
+    assert reported[1] == pytest.approx(reported[0], rel=1e-3)
+    assert reported[1]["correction/engine_mismatch_mean"] > 0.1
+    assert reported[1]["told"] < 0.8
+
+
+@pytest.mark.parametrize(
+    ("proximal", "learner"), [("approximate", {}), ("behaviour", {"corrections": (), "unsafe": True})]
+)
+def test_what_the_updates_moved_is_counted_from_the_anchor(proximal: str, learner: dict[str, Any]) -> None:
+    config, batch = tiny_config(minibatches=2, proximal=proximal, **learner), a_batch()
+    _, result, _ = one_step(config, batch)
+    values = step_metrics(Objective(config.learner), batch, episodes(), result, version=3, success="success")
+    expected = mismatch(result.record.current, result.record.anchor, batch.mask)["mismatch_kl"]
+    assert values["correction/approx_kl"] == pytest.approx(float(expected))
+    assert values["correction/approx_kl"] > 0.01
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])

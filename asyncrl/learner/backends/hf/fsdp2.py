@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -147,8 +147,13 @@ class Fsdp2Backend(TorchBackend):
             self._adapters.check_base(folder)
         else:
             refuse_adapters(folder)
-        state = self._state()
-        self._check_same_model(folder, state)
+        state, saved = self._state(), _saved(folder)
+        self._check_same_model(folder, saved, state["model"])
+        optimizer = state["optimizer"]
+        # Torch makes the state of every parameter; a critic's own output embedding, say, has no gradient and so none.
+        optimizer["state"] = {n: s for n, s in optimizer["state"].items() if f"optimizer.state.{n}.step" in saved}
+        if not any(name.startswith("reference.") for name in saved):
+            state.pop("reference", None)  # it was the run's first model, as the one that was built is
         try:
             state_dict_loader.load(state, checkpoint_id=folder / SHARDS)
         except CheckpointException as error:
@@ -157,8 +162,8 @@ class Fsdp2Backend(TorchBackend):
             self._scorer,
             self._optimizer,
             model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=StateDictOptions(strict=self._adapters is None),
+            optim_state_dict=optimizer,
+            options=StateDictOptions(strict=False),  # the model's names are checked above
         )
         if "reference" in state and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
@@ -187,7 +192,11 @@ class Fsdp2Backend(TorchBackend):
 
     def _state(self) -> dict[str, Any]:
         """The contents of a checkpoint as shards, which `load` fills."""
+        stepped = bool(self._optimizer.state)
         model, optimizer = get_state_dict(self._scorer, self._optimizer)
+        if not stepped:  # torch made the state by a step with gradients of 0, which is none of the run's
+            for of_parameter in self._optimizer.state.values():
+                of_parameter["step"].zero_()
         trained = {f"model.{name}" for name in self._trained()}
         model = {name: tensor for name, tensor in model.items() if name in trained}
         state: dict[str, Any] = {"model": model, "optimizer": optimizer}
@@ -197,16 +206,10 @@ class Fsdp2Backend(TorchBackend):
             state["teacher"] = self._moving.state_dict()
         return state
 
-    def _check_same_model(self, folder: Path, state: dict[str, Any]) -> None:
-        """Raises RunError unless the checkpoint is of this backend and of this model."""
-        if not (folder / SHARDS / ".metadata").is_file():
-            raise RunError(
-                f"checkpoint {folder} was not written by learner.backend fsdp2 ({SHARDS}/.metadata is missing): resume "
-                "with the backend that the run was started with, or move the checkpoint away if it is damaged."
-            )
-        saved = FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
+    def _check_same_model(self, folder: Path, saved: dict[str, STORAGE_TYPES], model: dict[str, Any]) -> None:
+        """Raises RunError unless the checkpoint is of this model."""
         theirs = {n: tuple(m.size) for n, m in saved.items() if isinstance(m, TensorStorageMetadata)}
-        mine = {f"model.{name}": tuple(tensor.shape) for name, tensor in state["model"].items()}
+        mine = {f"model.{name}": tuple(tensor.shape) for name, tensor in model.items()}
         theirs = {name: shape for name, shape in theirs.items() if name.startswith("model.")}
         if self._adapters is not None:
             check_same_adapters(folder, theirs, mine)
@@ -217,6 +220,16 @@ class Fsdp2Backend(TorchBackend):
                 f"checkpoint {folder} is of another model: {name} is {theirs.get(name)} there and {mine.get(name)} in "
                 "model.path. Resume with the model that the run was started with."
             )
+
+
+def _saved(folder: Path) -> dict[str, STORAGE_TYPES]:
+    """What a checkpoint's shards hold, by name. Raises RunError for one that this backend did not write."""
+    if not (folder / SHARDS / ".metadata").is_file():
+        raise RunError(
+            f"checkpoint {folder} was not written by learner.backend fsdp2 ({SHARDS}/.metadata is missing): resume "
+            "with the backend that the run was started with, or move the checkpoint away if it is damaged."
+        )
+    return FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
 
 
 def full(tensor: Tensor) -> Tensor:

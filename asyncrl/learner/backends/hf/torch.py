@@ -162,8 +162,10 @@ class TorchBackend:
                 "the backend that the run was started with, or move the checkpoint away if it is damaged."
             )
         self._optimizer.load_state_dict(torch.load(folder / "optimizer.pt", self.device, weights_only=True))
-        if self._reference is not None and self._reference_every:
-            self._reference.load_state_dict(torch.load(folder / "reference.pt", self.device, weights_only=True))
+        reference = folder / "reference.pt"
+        # Without reference_every it was the run's first model, as the one that was built is.
+        if self._reference is not None and self._reference_every and reference.is_file():
+            self._reference.load_state_dict(torch.load(reference, self.device, weights_only=True))
         if self._moving is not None and self._moving.averages:
             refuse_without_average(folder)
             self._moving.load(torch.load(folder / AVERAGE, self.device, weights_only=True))

@@ -205,7 +205,8 @@ class MegatronBackend:
                     for m, t in moments.items()
                 }
                 self._shards.set_state(shard, {"step": step.clone()} | own)
-            if self._reference is not None and self._config.learner.reference_every:
+            # Without reference_every it was the run's first model, as the one that was built is.
+            if self._reference is not None and self._config.learner.reference_every and saved.has("reference"):
                 for name, parameter in self._reference.decoder.named():
                     parameter.copy_(self._pieces.piece(name, lambda n: saved.state(f"reference/{n}")))
             if self._moving is not None:
