@@ -16,7 +16,7 @@ from learning.declared import Arm, Table
 TABLE = Table(
     name="credit",
     question="Does credit by turn learn more than credit by episode from the same number of steps?",
-    tasks={"frozen_lake": {}, "chain": {}},
+    tasks={"frozen_lake": {}, "chain": {"learner.lr": 2e-3}},
     values={"learner.steps": 40, "learner.schedule": "constant", "learner.groups_per_step": 8, "learner.lr": 1e-3},
     arms=(
         Arm("grpo", {"learner.advantage": "grpo"}),
