@@ -27,7 +27,10 @@ class ChainRows:
 
 
 def read_chain(db: sqlite3.Connection) -> ChainRows:
-    tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    # ANALYZE and PRAGMA optimize, which anybody may run, leave SQLite's own statistics (sqlite_stat1, ...).
+    tables = db.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB 'sqlite_stat*' ORDER BY name"
+    ).fetchall()
     return ChainRows(
         [Commit(*row) for row in db.execute("SELECT seq, changes, head FROM commits ORDER BY seq")],
         {name: rows_of(db, name) for (name,) in tables if name != "commits"},

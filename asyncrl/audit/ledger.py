@@ -235,6 +235,10 @@ class LedgerRows:
         return {(batch.branch, batch.b): batch for batch in self.batches}
 
     @cached_property
+    def _batch_rows(self) -> dict[int, dict[str, Any]]:
+        return {row["serial"]: row for row in self.tables["batches"]}
+
+    @cached_property
     def turn_of(self) -> dict[tuple[int, int, int, int, str], dict[str, Any]]:
         """Recorded turns by group, index, attempt, number and form."""
         return {tuple(row[n] for n in ("grp", "idx", "attempt", "number", "form")): row for row in self.tables["turns"]}
@@ -266,7 +270,7 @@ class LedgerRows:
 
     def trained_by(self, serial: int) -> dict[str, Any] | None:
         """The start of the learner that finished this batch first."""
-        batch = next(row for row in self.tables["batches"] if row["serial"] == serial)
+        batch = self._batch_rows[serial]
         later = (row for row in self.tables["incarnations"] if row["incarnation"] >= batch["incarnation"])
         return next((row for row in later if row["next_batch"] > batch["b"]), None)
 

@@ -59,7 +59,9 @@ class WireError(ValueError):
 
 _Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """Largest number in a record: the ledger sums them over a run, and SQLite refuses sums above 63 bits."""
-_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+MAX_TEXT = 1024
+"""Characters of a name in a record."""
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=MAX_PARTS)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 

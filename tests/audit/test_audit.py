@@ -93,6 +93,19 @@ def test_an_untouched_run_passes(original: RunFolder, capsys: pytest.CaptureFixt
     assert {path: path.read_bytes() for path in before} == before, "the audit changes nothing"
 
 
+def test_statistics_that_sqlite_keeps_are_nobodys_table(run: RunFolder) -> None:
+    with closing(sqlite3.connect(run.buffer / "ledger.sqlite")) as db, db:
+        db.execute("ANALYZE")
+    assert audit(run) == 0
+
+
+def test_a_table_that_asyncrl_does_not_make_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect(run.buffer / "ledger.sqlite")) as db, db:
+        db.execute("CREATE TABLE notes(text)")
+    assert audit(run) == 1
+    assert "the ledger has a table notes, which no version of asyncrl makes" in capsys.readouterr().out
+
+
 TAMPERINGS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     "a group": (
         lambda run: sql(run, "DELETE FROM groups WHERE number = 3"),

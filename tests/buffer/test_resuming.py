@@ -178,6 +178,23 @@ def test_a_run_killed_as_a_whole_suspects_no_batch(tmp_path: Path) -> None:
     assert buffer.batch(0, incarnation, 0).state == "ready"
 
 
+def test_deaths_before_and_after_a_batch_was_trained_are_not_in_a_row(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path, batch_retries=2)
+    incarnation = learner(buffer)
+    play(buffer)
+    assert buffer.batch(0, incarnation, 0).state == "ready"  # it dies of something that passes
+    incarnation = learner(buffer)
+    for b in range(2):
+        step(buffer, incarnation, b)
+        play(buffer)
+    buffer = reopen(buffer, tmp_path, batch_retries=2)  # the host restarts: not the batch's fault
+    incarnation = learner(buffer)
+    assert buffer.batch(0, incarnation, 0).state == "ready"  # and again something that passes
+    started = buffer.start(0, 0, None)
+    assert started.branch == 0
+    assert buffer.batch(0, started.incarnation, 0).state == "ready"
+
+
 def test_an_applied_batch_that_kills_when_redone_becomes_poison(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, batch_retries=2)
     incarnation = learner(buffer)

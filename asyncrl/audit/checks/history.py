@@ -109,9 +109,16 @@ def _complete_on(ledger: LedgerRows, number: int, branch: int) -> bool:
 def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """A batch counts the groups that it is the first to use."""
     counted = {row["serial"]: row["first_uses"] for row in ledger.tables["batches"]}
+    lines: dict[int, tuple[int, set[int]]] = {}  # by branch: the groups that its batches before this one used
     for batch in ledger.batches:
-        earlier = [ledger.batch_of(batch.branch, b) for b in range(max(0, batch.b))]
-        used = {n for e in earlier if e is not None and e.outcome == "applied" for n in e.groups}
+        until, used = lines.get(batch.branch, (0, set()))
+        if until > batch.b:
+            until, used = 0, set()
+        for b in range(until, min(batch.b, len(ledger.batches))):
+            earlier = ledger.batch_of(batch.branch, b)
+            if earlier is not None and earlier.outcome == "applied":
+                used.update(earlier.groups)
+        lines[batch.branch] = max(0, batch.b), used
         if counted[batch.serial] != (first := len(set(batch.groups) - used)):
             yield f"{_name(batch)} counts {counted[batch.serial]} first uses, it holds {first}"
 

@@ -69,8 +69,9 @@ class History:
         return sum(1 for _ in takewhile(lambda batch: batch.outcome in ("guard", "poison"), reversed(self.line)))
 
     def deaths_in_a_row(self, b: int) -> int:
-        """Incarnations that died one after the other while they held batch b; those ended on purpose do not count."""
-        died = (incarnation for incarnation in reversed(self.incarnations) if not incarnation.caused)
+        """Incarnations that died one after the other while they held batch b. Those ended on purpose do not count, but
+        one that had passed b ends the row: it has trained b."""
+        died = (i for i in reversed(self.incarnations) if not i.caused or i.next_batch > b)
         return sum(1 for _ in takewhile(lambda incarnation: incarnation.holds == b, died))
 
     def start(self, next_batch: int, version: int, settings: str) -> Incarnation:

@@ -17,7 +17,7 @@ from asyncrl.data.added_tasks import ADDED, OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult, Task, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.errors import RunError
-from asyncrl.wire import pack, unpack
+from asyncrl.wire import MAX_TEXT, pack, unpack
 
 _REMEMBERED = 256
 """Tasks that are not asked for again: the tickets of one group are issued one after the other, mostly."""
@@ -102,16 +102,22 @@ class TaskDraws:
 
 
 def checked_task(task: Task, place: str) -> Task:
-    """The task of data.source at `place`. Raises RunError if it does not fit into a ticket."""
+    """The task of data.source at `place`, of plain values: what an actor reads from its ticket, where numpy's strings
+    and numbers are Python's. Raises RunError if it does not fit into a ticket."""
     try:
         packed = pack(task)
-        unpack(packed, len(packed))
+        plain: Task = unpack(packed, len(packed))
     except (TypeError, ValueError, OverflowError) as error:
         raise RunError(
             f"data.source gave {place}, which no ticket can carry: {error}. Expected a mapping with strings as keys, "
             "holding mappings, lists, strings and numbers; correct the source and continue with --resume."
         ) from error
-    return task
+    if len(named := str(plain.get("id", ""))) > MAX_TEXT:
+        raise RunError(
+            f"data.source gave {place} an id of {len(named)} characters, {named[:60]!r}...: expected at most "
+            f"{MAX_TEXT}, else no trajectory of it could be stored. Shorten the ids and continue with --resume."
+        )
+    return plain
 
 
 def encoded(state: Any) -> str:

@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from asyncrl.audit.checks.tasks.curriculum import curriculum as audited
@@ -187,3 +189,28 @@ def test_a_task_that_no_ticket_can_carry_is_named(tmp_path: Path, value: Any) ->
     buffer.evaluate((0, 0))
     with pytest.raises(RunError, match=r"data\.source gave held-out task 0, "):
         buffer.issue(0, "a", (0, 0), 1)
+
+
+def test_numbers_and_strings_of_numpy_are_pythons_in_a_ticket(tmp_path: Path) -> None:
+    """msgpack takes them, and msgspec, which encodes replies, does not."""
+
+    class Source(FakeSource):
+        def task(self, index: int) -> dict[str, Any]:
+            given = super().task(index) | {"template": np.str_("a"), "level": np.float64(0.5), "of": [np.str_("b")]}
+            return given | {"id": np.str_(given["id"])}
+
+    buffer = open_buffer(tmp_path, source=Source())
+    learner(buffer)
+    for ticket in buffer.issue(0, "a", (0, 0), 2)[0]:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(ticket.task)) == dict(ticket.task)
+
+
+def test_an_id_under_which_no_trajectory_could_be_stored_is_named(tmp_path: Path) -> None:
+    class Source(FakeSource):
+        def task(self, index: int) -> dict[str, Any]:
+            return super().task(index) | {"id": "x" * 1025}
+
+    buffer = open_buffer(tmp_path, source=Source())
+    learner(buffer)
+    with pytest.raises(RunError, match=r"data\.source gave task 0 an id of 1025 characters, .* at most 1024"):
+        buffer.issue(0, "a", (0, 0), 2)
