@@ -62,6 +62,9 @@ from asyncrl.wire import Frame
 from asyncrl.wire.teacher_scores import GroupScores
 from asyncrl.wire.turns import StoredTurn
 
+STOOD_STILL_S = 1.0
+"""Seconds of lateness from which the buffer counts as having stood still; a busy machine is late by less."""
+
 
 class Buffer:
     def __init__(  # noqa: PLR0913 - what a run may have beside its tasks
@@ -113,8 +116,13 @@ class Buffer:
         """Everything decided so far is durable. Raises LedgerFailed, and the process must end."""
         self._checkpoints.commit(now)
 
-    def tick(self, now: float) -> None:
-        """Ends the leases that were not renewed in time, and judges the attempts that failed."""
+    def tick(self, now: float, late: float = 0.0) -> None:
+        """Ends the leases that were not renewed in time, and judges the attempts that failed. `late`: seconds since this
+        call was due. While the buffer stood still (a hung disk, a paused host) it heard no renewal: terms grow by it."""
+        if late > STOOD_STILL_S:
+            self.leases.extend(late)
+            self.scoring.extend(late)
+            self.tickets.extend(late)
         self.tickets.failures.all_fail.look(now)
         for lease in self.leases.expired(now):
             self._release(lease, "lapsed")

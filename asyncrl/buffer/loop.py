@@ -79,8 +79,8 @@ class Service:
             handled = self._receive()
             now = self._clock()
             if now >= next_tick:
+                self._buffer.tick(now, late=now - next_tick)
                 next_tick = now + _TICK_S
-                self._buffer.tick(now)
             if self._held and (handled or now >= self._held.retry_at):
                 self._answer_held(now)
             self.outbox.flush(now, enough=not handled or len(self.outbox.replies) >= _AT_ONCE)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.loop import Service
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import TicketId
 from tests.buffer.fakes import FakeSource, equation, learner, open_buffer, play, put, reopen, step, trajectory
@@ -95,6 +97,43 @@ def test_a_trajectory_that_fits_no_ticket_is_refused(tmp_path: Path, change: dic
         put(buffer, trajectory(**({"ticket": TicketId(0, 0, 0)} | change)))
     assert refused.value.code == code
     assert buffer.ledger.live[0].stored == [None, None]
+
+
+def test_a_buffer_that_stood_still_waits_for_the_renewals_that_it_could_not_hear(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path)
+    learner(buffer)
+    first = buffer.issue(0, "a", (0, 0), 1)[0][0]
+    buffer.tick(20.0)
+    buffer.tick(60.0, late=39.75)
+    assert len(buffer.leases) == 1
+    assert buffer.renew(60.0, "a", [(first.id, 0)]) == []
+    buffer.tick(90.0, late=0.75)
+    assert not len(buffer.leases), "a busy machine is no reason"
+
+
+class Paused(Service):
+    """A service whose loop stands still once, for 31 seconds of its clock."""
+
+    def __init__(self, buffer: Buffer, address: str) -> None:
+        self.now, self.rounds = 0.0, 0
+        super().__init__(buffer, address, 0.0, clock=lambda: self.now)
+
+    def _receive(self) -> int:
+        self.rounds += 1
+        self.now += 31.0 if self.rounds == 2 else 0.3
+        if self.rounds == 4:
+            self.stop()
+        return 0
+
+
+def test_the_loop_knows_how_long_it_stood_still(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path)
+    learner(buffer)
+    buffer.issue(0, "a", (0, 0), 1)
+    service = Paused(buffer, f"ipc://{tmp_path}/buffer")
+    service.run(1e9, lambda: None)
+    service.close()
+    assert len(buffer.leases) == 1
 
 
 def test_a_lapsed_lease_is_lent_again_and_the_first_put_wins(tmp_path: Path) -> None:

@@ -113,6 +113,11 @@ class Scoring:
 
     # Scorers
 
+    def extend(self, seconds: float) -> None:
+        """Gives every scorer so much more time."""
+        for active in self._active.values():
+            active.expires += seconds
+
     def joined(self, scorer: str) -> None:
         """A new process under this name: the groups of its predecessor are issued again."""
         for number, active in list(self._active.items()):

@@ -176,6 +176,10 @@ class Tickets:
                 self.drop(group, "stale", self._rules.requeue)
         self.places.make_room()
 
+    def extend(self, seconds: float) -> None:
+        """Gives every group that a batch waits for so much more time."""
+        self._missing_since = {number: since + seconds for number, since in self._missing_since.items()}
+
     def missing(self, now: float, version: int, usable: Callable[[Group], bool]) -> list[Group]:
         """Groups that the batch for `version` must hold and that are not usable yet. One that was awaited for
         `buffer.wait_s` is dropped instead."""

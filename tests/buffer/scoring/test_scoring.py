@@ -52,6 +52,15 @@ def test_without_a_teacher_on_servers_nothing_is_scored(tmp_path: Path) -> None:
     assert not list(buffer.database.read("SELECT * FROM score_uses"))
 
 
+def test_a_scorer_is_heard_after_the_buffer_stood_still(tmp_path: Path) -> None:
+    buffer, _ = opened(tmp_path, lease_s=10.0)
+    play(buffer, 2)
+    (first,) = lease(buffer, now=0.0)
+    buffer.tick(40.0, late=39.0)
+    assert lease(buffer, now=40.0, scorer="scorer-1") == []
+    assert buffer.scoring.renew(40.0, "scorer-0", [(first.group, first.attempt)], (), "") == []
+
+
 def test_a_lapsed_lease_is_issued_again_and_the_first_scores_win(tmp_path: Path) -> None:
     buffer, _ = opened(tmp_path, lease_s=10.0)
     play(buffer, 2)
