@@ -117,8 +117,11 @@ class Buffer:
         self._checkpoints.commit(now)
 
     def tick(self, now: float, late: float = 0.0) -> None:
-        """Ends the leases that were not renewed in time, and judges the attempts that failed. `late`: seconds since this
-        call was due. While the buffer stood still (a hung disk, a paused host) it heard no renewal: terms grow by it."""
+        """Ends the leases that were not renewed in time, and judges the attempts that failed.
+
+        `late`: seconds since this call was due. While the buffer stood still (a hung disk, a paused host) it could not
+        hear a renewal, so every term grows by as much.
+        """
         if late > STOOD_STILL_S:
             self.leases.extend(late)
             self.scoring.extend(late)

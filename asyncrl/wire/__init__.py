@@ -62,6 +62,8 @@ _Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 MAX_TEXT = 1024
 """Characters of a name in a record."""
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+_Reward = Annotated[float, msgspec.Meta(ge=-1e20, le=1e20)]
+"""The sum over an episode; `env.max_reward` allows 1e15 for one of them. What is computed from it stays finite."""
 _Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=MAX_PARTS)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
@@ -76,7 +78,7 @@ class _Header(msgspec.Struct, frozen=True):
     task_id: _Text
     env: _Text
     lengths: Annotated[list[_Length], msgspec.Meta(min_length=1, max_length=MAX_ROWS)]
-    reward: float
+    reward: _Reward
     rewards: _Numbers
     turns: _Turns
     stop_reason: StopReason

@@ -81,7 +81,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         task_id=draw(st.text(max_size=8)),
         env=draw(st.text(max_size=8)),
         rows=tuple(several),
-        reward=sum(turn.reward for turn in earned) if earned else draw(NUMBERS),
+        reward=sum(turn.reward for turn in earned) if earned else draw(st.floats(-1e20, 1e20)),
         rewards=draw(NAMED),
         turns=len(records) or draw(st.integers(0, 2**31 - 1)),
         stop_reason=draw(st.sampled_from(["done", "max_turns", "max_tokens", "length", "aborted"])),
@@ -214,6 +214,7 @@ def test_the_record_of_the_next_test_is_valid() -> None:
     [
         ({"reward": float("nan")}, "reward"),
         ({"reward": float("inf")}, "reward"),
+        ({"reward": 1e31}, "reward"),
         ({"reward": True}, "reward"),
         ({"rewards": {"x": float("nan")}}, "rewards.x"),
         ({"attempt": -1}, "attempt"),

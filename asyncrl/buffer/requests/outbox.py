@@ -18,6 +18,8 @@ from asyncrl.wire import Frame
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
+_REMEMBERED_BYTES = 256 << 20
+"""Replies that carry recorded turns or trajectories are large, and a peer that died never asks again."""
 _TO_NO_REQUEST = codec.encode_reply(-1, None)
 _COMMITTING = 0.5
 """Largest share of the time that commits may take when they come before the commit interval is over."""
@@ -48,6 +50,7 @@ class Outbox:
         self._rested_at = 0.0
         self._recorded: OrderedDict[bytes, tuple[int, list[Frame]]] = OrderedDict()
         """The last reply to each peer that a repeat of its request gets again, and the request's number."""
+        self._recorded_bytes = 0
 
     def post(self, peer: bytes, frames: list[Frame]) -> None:
         if not self.replies:
@@ -56,10 +59,17 @@ class Outbox:
 
     def record(self, peer: bytes, n: int, frames: list[Frame]) -> None:
         """A repeat of request `n` gets these frames again."""
+        self._forget(peer)
         self._recorded[peer] = (n, frames)
-        self._recorded.move_to_end(peer)
-        if len(self._recorded) > _REMEMBERED:
-            self._recorded.popitem(last=False)
+        self._recorded_bytes += _size(frames)
+        while len(self._recorded) > _REMEMBERED or (
+            self._recorded_bytes > _REMEMBERED_BYTES and len(self._recorded) > 1
+        ):
+            self._forget(next(iter(self._recorded)))
+
+    def _forget(self, peer: bytes) -> None:
+        _, frames = self._recorded.pop(peer, (0, []))
+        self._recorded_bytes -= _size(frames)
 
     def repeat(self, peer: bytes, n: int) -> bool:
         """Posts the recorded reply to request `n`, if there is one."""
@@ -111,3 +121,7 @@ class Outbox:
             # The peer is gone (EHOSTUNREACH) or does not read (EAGAIN); a peer that lives asks again.
             self._counts["undelivered"] += 1
             log.info("an answer to %r could not be delivered: %s", peer, error)
+
+
+def _size(frames: list[Frame]) -> int:
+    return sum(memoryview(frame).nbytes for frame in frames)

@@ -78,7 +78,7 @@ class Database:
             self._db = sqlite3.connect(self.path, isolation_level=None, cached_statements=256)
             self._prepare()
             self._chain = Chain(self._db)
-            self.payloads = Payloads(folder / "payloads", flush=fsync == "commit")
+            self.payloads = Payloads(folder / "payloads", flush=fsync == "commit", settle=fsync != "off")
         except (sqlite3.Error, OSError) as error:
             os.close(self._lock)
             raise self._failed(error) from error

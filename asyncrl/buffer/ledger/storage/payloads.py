@@ -22,6 +22,8 @@ from asyncrl.wire import Frame
 SEGMENT_BYTES = 64 << 20
 _IOV_MAX = 1024
 _AHEAD_BYTES = 1 << 20
+_UNFLUSHED = 3
+"""Segments at the end that may not be on the disk: the current one, and two that were ended and wait for it."""
 _OPEN = 64
 """Segments held open for reading; under `buffer.keep: all` a run has any number of them."""
 
@@ -46,12 +48,18 @@ class PayloadLost(RunError):
 class Payloads:
     """With `flush` every `write` will flush, so the disk begins early with what is written before it."""
 
-    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, flush: bool = False) -> None:
+    def __init__(
+        self, folder: Path, segment_bytes: int = SEGMENT_BYTES, flush: bool = False, settle: bool = False
+    ) -> None:
+        """`settle`: brings to the disk what a process before this one has written and, killed, has not flushed."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._segment_bytes = segment_bytes
         self._begin_flush = flush
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.segment")}
+        if settle:
+            for segment in sorted(self._sizes)[-_UNFLUSHED:]:
+                _settle(folder / f"{segment:08d}.segment")
         self._readers: dict[int, int] = {}
         self._thread = ThreadPoolExecutor(1, "payloads")
         """One thread: it writes and flushes in order."""
@@ -204,6 +212,14 @@ def _write(file: int, records: Sequence[Frame], begin_flush: bool) -> None:
     if begin_flush:
         # Returns at once. An fdatasync for each part would make the disk half as fast.
         os.posix_fadvise(file, start, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _settle(path: Path) -> None:
+    file = os.open(path, os.O_RDWR)
+    try:
+        os.fdatasync(file)
+    finally:
+        os.close(file)
 
 
 def _flush(file: int, then: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.storage.payloads import Location, PayloadLost, Payloads
 from asyncrl.buffer.record import from_record, split, to_record
 from asyncrl.trajectory import TicketId
@@ -85,6 +86,21 @@ def test_a_segment_that_ends_and_the_name_of_the_next_are_on_the_disk(
     payloads.seal()
     assert flushed == [folder, payloads.path(0).stat().st_ino, folder]
     payloads.close()
+
+
+def test_what_a_killed_process_has_not_flushed_is_flushed_before_anything_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("off", "interval"):
+        Database(tmp_path / name, "off").close()
+        (tmp_path / name / "payloads" / "00000000.segment").write_bytes(b"x")  # by a process that was killed
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    left = {name: (tmp_path / name / "payloads" / "00000000.segment").stat().st_ino for name in ("off", "interval")}
+    for name in ("off", "interval"):
+        Database(tmp_path / name, name).close()
+    assert left["interval"] in flushed
+    assert left["off"] not in flushed
 
 
 def test_at_most_two_segments_wait_for_the_disk_and_a_flush_waits_for_them(
