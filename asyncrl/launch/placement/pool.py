@@ -8,9 +8,9 @@
 
 >>> pool = GpuPool(4)
 >>> [pool.take(Demand(role, gpus)) for role, gpus in (("learner", 1), ("actor-0", 2), ("actor-1", 2), ("buffer", 0))]
-[(0,), (1, 2), (1, 2), ()]
+[(0,), (1, 2), (2, 3), ()]
 >>> pool.shared("actor-0"), pool.shared("learner"), pool.unused()
-(True, False, [3])
+(True, False, [])
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class GpuPool:
         if demand.kind == "learner":
             candidates = [gpus for gpus in candidates if not self._ranks_on(gpus)]
         if self._apart and demand.kind == "actor" and candidates:
-            candidates = [gpus for gpus in candidates if not any("learner" in self._on(gpu) for gpu in gpus)]
-            if not candidates:
-                raise ConfigError(self._only_rank_0(demand))
+            candidates = self._without_rank_0(demand, candidates)
         most = 1.0 + ROUNDING - min(demand.gpus, 1.0)
         room = [gpus for gpus in candidates if all(self._used(gpu) <= most for gpu in gpus)]
         if room:
@@ -69,6 +67,12 @@ class GpuPool:
         if demand.named or not candidates or demand.kind == "learner":
             raise ConfigError(self._no_room(demand))
         return min(candidates, key=lambda gpus: (self._ranks_on(gpus), sum(len(self._on(gpu)) for gpu in gpus), gpus))
+
+    def _without_rank_0(self, demand: Demand, candidates: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        kept = [gpus for gpus in candidates if not any("learner" in self._on(gpu) for gpu in gpus)]
+        if not kept:
+            raise ConfigError(self._only_rank_0(demand))
+        return kept
 
     def _on(self, gpu: int) -> list[str]:
         return [role for role, gpus in self._of.items() if gpu in gpus]
