@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -52,25 +53,36 @@ def card(name: str) -> Card:
 
 
 def card_here() -> Card | None:
-    """The smallest GPU of this machine, as NVIDIA's driver reports it; None where it reports none."""
+    """The smallest GPU that this process sees, as NVIDIA's driver reports it; None where it reports none of them."""
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return smallest(answer)
+    return smallest(answer, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def smallest(answer: str) -> Card | None:
-    """
-    >>> smallest("NVIDIA H100 80GB HBM3, 81559\\nNVIDIA L4, 23034\\n")
+def smallest(answer: str, visible: str | None = None) -> Card | None:
+    """The smallest of the cards that `visible` names, by number or by the beginning of a UUID; of all if it is None.
+
+    None where it names a part of a card (`MIG-...`), whose memory the driver's answer does not tell.
+
+    >>> smallest("0, GPU-7f, NVIDIA H100 80GB HBM3, 81559\\n1, GPU-3a, NVIDIA L4, 23034\\n")
     Card(name='NVIDIA L4', memory=24152899584)
     """
+    named = None if visible is None else [entry.strip() for entry in visible.split(",") if entry.strip()]
+    if named and any(entry.startswith("MIG-") for entry in named):
+        return None
+    rows = [[part.strip() for part in line.split(",")] for line in answer.splitlines()]
     found = [
-        Card(name.strip(), int(mib) << 20)
-        for name, _, mib in (line.rpartition(",") for line in answer.splitlines())
-        if mib.strip().isdigit()
+        Card(", ".join(name), int(mib) << 20)
+        for index, uuid, *name, mib in (row for row in rows if len(row) > 3)
+        if mib.isdigit() and (named is None or _names(named, index, uuid))
     ]
     return min(found, key=lambda c: c.memory, default=None)
+
+
+def _names(entries: list[str], index: str, uuid: str) -> bool:
+    return any(entry == index or (entry.startswith("GPU-") and uuid.startswith(entry)) for entry in entries)

@@ -68,7 +68,8 @@ def on_nodes(config: Config, nodes: Mapping[str, int]) -> list[Placed]:
 
 
 def pool_of(config: Config, gpus: int) -> GpuPool:
-    return GpuPool(gpus, together=config.weights.channel == "cuda_ipc")
+    channel = config.weights.channel
+    return GpuPool(gpus, together=channel == "cuda_ipc", apart=channel == "nccl")
 
 
 def check_asked(config: Config, gpus: int) -> None:

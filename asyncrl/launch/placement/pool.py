@@ -4,12 +4,13 @@
     actor-0 .. actor-n     free GPUs side by side, as many as the engine's tensor parallel size
     too few for all        actors share: GPUs without a rank first, those with the fewest processes first
     weights.channel cuda_ipc    all on the first GPU, whose memory they exchange weights through
+    weights.channel nccl        no engine on rank 0's GPU: both are in a group of NCCL, which refuses that
 
 >>> pool = GpuPool(4)
 >>> [pool.take(Demand(role, gpus)) for role, gpus in (("learner", 1), ("actor-0", 2), ("actor-1", 2), ("buffer", 0))]
-[(0,), (1, 2), (1, 2), ()]
+[(0,), (1, 2), (2, 3), ()]
 >>> pool.shared("actor-0"), pool.shared("learner"), pool.unused()
-(True, False, [3])
+(True, False, [])
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ ROUNDING = 1e-6
 
 
 class GpuPool:
-    def __init__(self, gpus: int, *, together: bool = False) -> None:
-        """`together`: learner and engines use one GPU."""
-        self._gpus, self._together = gpus, together
+    def __init__(self, gpus: int, *, together: bool = False, apart: bool = False) -> None:
+        """`together`: learner and engines use one GPU. `apart`: no engine may use rank 0's."""
+        self._gpus, self._together, self._apart = gpus, together, apart
         self._of: dict[str, tuple[int, ...]] = {}
         self._amounts: dict[str, float] = {}
 
@@ -57,6 +58,8 @@ class GpuPool:
         candidates = [tuple(range(at, at + count)) for at in range(self._gpus - count + 1)]
         if demand.kind == "learner":
             candidates = [gpus for gpus in candidates if not self._ranks_on(gpus)]
+        if self._apart and demand.kind == "actor" and candidates:
+            candidates = self._without_rank_0(demand, candidates)
         most = 1.0 + ROUNDING - min(demand.gpus, 1.0)
         room = [gpus for gpus in candidates if all(self._used(gpu) <= most for gpu in gpus)]
         if room:
@@ -64,6 +67,12 @@ class GpuPool:
         if demand.named or not candidates or demand.kind == "learner":
             raise ConfigError(self._no_room(demand))
         return min(candidates, key=lambda gpus: (self._ranks_on(gpus), sum(len(self._on(gpu)) for gpu in gpus), gpus))
+
+    def _without_rank_0(self, demand: Demand, candidates: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        kept = [gpus for gpus in candidates if not any("learner" in self._on(gpu) for gpu in gpus)]
+        if not kept:
+            raise ConfigError(self._only_rank_0(demand))
+        return kept
 
     def _on(self, gpu: int) -> list[str]:
         return [role for role, gpus in self._of.items() if gpu in gpus]
@@ -73,6 +82,14 @@ class GpuPool:
 
     def _ranks_on(self, gpus: tuple[int, ...]) -> int:
         return sum(role.partition("-")[0] == "learner" for gpu in gpus for role in self._on(gpu))
+
+    def _only_rank_0(self, demand: Demand) -> str:
+        return (
+            f"weights.channel is nccl, and of the {self._gpus} of this machine {demand.role} finds its "
+            f"{demand.gpus:g} only with GPU {list(self._of['learner'])} of the learner's rank 0 among them, which NCCL "
+            "refuses (Duplicate GPU detected): set weights.channel to cuda_ipc (one GPU) or shm, or show another GPU "
+            "(CUDA_VISIBLE_DEVICES)."
+        )
 
     def _no_room(self, demand: Demand) -> str:
         held = ", ".join(f"{role} {list(gpus)}" for role, gpus in self._of.items() if gpus) or "none is taken"

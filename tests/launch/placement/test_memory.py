@@ -15,7 +15,7 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement import engine_memory as memory_of_engines
 from asyncrl.launch.placement import machine, report
-from asyncrl.launch.placement.cards import CARDS, Card, card, cards, smallest
+from asyncrl.launch.placement.cards import CARDS, Card, card, card_here, cards, smallest
 from asyncrl.launch.placement.engine_memory import bytes_of_token, memory_of_engine
 from asyncrl.launch.placement.memory import REFUSE, WARN, Budget, budget, details, refuse_or_warn
 from asyncrl.launch.placement.plan import on_this_machine
@@ -161,8 +161,38 @@ def test_cards_by_name_by_size_and_as_the_driver_reports_them() -> None:
     assert cards("2x24gb")[1] == 2
     with pytest.raises(ConfigError, match=r"--gpu is 'h1000': expected one of a10-24gb, .*48gb"):
         card("h1000")
-    assert smallest("a, 10\nb, 5\n") == Card("b", 5 << 20)
-    assert smallest("[N/A], [N/A]\n") is None
+    assert smallest("0, GPU-7f, a, 10\n1, GPU-3a, b, 5\n") == Card("b", 5 << 20)
+    assert smallest("0, GPU-7f, [N/A], [N/A]\n") is None
+
+
+OF_TWO = "0, GPU-3a11, display, 2048\n1, GPU-7f22, NVIDIA H100, 81559\n"
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, "display"),
+        ("1", "NVIDIA H100"),
+        ("GPU-7f", "NVIDIA H100"),
+        (" 1, 0 ", "display"),
+        ("", None),
+        ("7", None),
+        ("MIG-7f22", None),
+    ],
+)
+def test_only_the_gpus_that_the_run_sees_are_asked_for_their_memory(
+    visible: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "nvidia-smi"
+    asked = "--query-gpu=index,uuid,name,memory.total"
+    fake.write_text(f'#!/bin/sh\n[ "$1" = "{asked}" ] && cat <<END || echo "display, 2048"\n{OF_TWO}END\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = card_here()
+    assert (found and found.name) == expected
 
 
 def test_the_dry_run_needs_a_card_to_compare_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,15 @@ HERE = "this machine"
             config(engines=3),  # too few: the engines share the GPU without a rank
             {"learner": ((0,), "", False), **{f"actor-{i}": ((1,), "", True) for i in range(3)}},
         ),
+        (
+            2,
+            config(ranks=2, weights={"channel": "nccl"}),  # rank 1 is in no group with an engine
+            {
+                "learner": ((0,), "gloo lo, NCCL chooses", False),
+                "learner-1": ((1,), "gloo lo, NCCL chooses", True),
+                "actor-0": ((1,), "", True),
+            },
+        ),
         (4, config(engine="hf"), {"learner": ((0,), "", False), "actor-0": ((), "", False)}),
         (
             2,
@@ -172,6 +181,12 @@ def test_actors_that_join_get_what_is_free_and_give_it_back(gpus: Any) -> None:
             r"actor-1 needs 1 GPU.*lower launch\.gpus",
         ),
         (2, config(parallel=4), r"actor-0 needs 4 GPUs.*tensor_parallel"),
+        (1, config(weights={"channel": "nccl"}), r"channel is nccl.*actor-0.*rank 0.*cuda_ipc.*shm.*another GPU"),
+        (
+            1,
+            config(weights={"channel": "nccl"}, launch={"gpus": {"learner": 0.5, "actor": 0.5}}),
+            r"weights\.channel is nccl.*rank 0",
+        ),
     ],
 )  # fmt: skip
 def test_what_has_no_room_is_refused_with_the_remedy(count: int, asked: Config, words: str) -> None:
