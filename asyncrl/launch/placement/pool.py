@@ -54,12 +54,7 @@ class GpuPool:
     def _found(self, demand: Demand) -> tuple[int, ...]:
         if self._together and self._gpus:
             return (0,)
-        count = max(1, int(demand.gpus))
-        candidates = [tuple(range(at, at + count)) for at in range(self._gpus - count + 1)]
-        if demand.kind == "learner":
-            candidates = [gpus for gpus in candidates if not self._ranks_on(gpus)]
-        if self._apart and demand.kind == "actor" and candidates:
-            candidates = self._without_rank_0(demand, candidates)
+        candidates = self._candidates(demand)
         most = 1.0 + ROUNDING - min(demand.gpus, 1.0)
         room = [gpus for gpus in candidates if all(self._used(gpu) <= most for gpu in gpus)]
         if room:
@@ -68,11 +63,18 @@ class GpuPool:
             raise ConfigError(self._no_room(demand))
         return min(candidates, key=lambda gpus: (self._ranks_on(gpus), sum(len(self._on(gpu)) for gpu in gpus), gpus))
 
-    def _without_rank_0(self, demand: Demand, candidates: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        kept = [gpus for gpus in candidates if not any("learner" in self._on(gpu) for gpu in gpus)]
-        if not kept:
+    def _candidates(self, demand: Demand) -> list[tuple[int, ...]]:
+        """GPUs side by side that the process may use, with or without room for it."""
+        count = max(1, int(demand.gpus))
+        found = [tuple(range(at, at + count)) for at in range(self._gpus - count + 1)]
+        if demand.kind == "learner":
+            return [gpus for gpus in found if not self._ranks_on(gpus)]
+        if not (self._apart and demand.kind == "actor"):
+            return found
+        apart = [gpus for gpus in found if not any("learner" in self._on(gpu) for gpu in gpus)]
+        if found and not apart:
             raise ConfigError(self._only_rank_0(demand))
-        return kept
+        return apart
 
     def _on(self, gpu: int) -> list[str]:
         return [role for role, gpus in self._of.items() if gpu in gpus]
