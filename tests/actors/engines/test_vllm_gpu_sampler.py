@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.engines.vllm.engine import _generation
-from asyncrl.actors.engines.vllm.gpu_sampler import arrives, record, why_not
+from asyncrl.actors.engines.vllm.gpu_sampler import arrives, install, record, why_not
 from asyncrl.actors.engines.vllm.logprob_board import LogprobBoard
 from asyncrl.actors.engines.vllm.requests import Request
 from tests.actors.engines.fake_gpu_runner import FakeRunner, FakeSampler, FakeSampler024, of_sampled, params
@@ -117,6 +118,54 @@ def test_what_is_written_must_arrive() -> None:
     board = torch.zeros(2, 2)
     assert arrives(board, board)
     assert not arrives(board.clone(), torch.zeros(2, 2))
+
+
+class FakeCuda(TorchDispatchMode):
+    """Registering host memory returns `code`; like CUDA, the next operation after a failure raises its error, once."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self._code, self._left = code, False
+
+    def cudaHostRegister(self, *memory: int) -> int:
+        self._left = self._code != 0
+        return self._code
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._left and "is_pinned" not in str(func):
+            self._left = False
+            raise RuntimeError("CUDA error: invalid argument")
+        return True if "is_pinned" in str(func) else func(*args, **(kwargs or {}))
+
+
+def installed(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: FakeCuda) -> str:
+    def refused(board: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no device pointer")
+
+    views, logprobs = ModuleType("torch_utils"), ModuleType("logprob")
+    views.get_accelerator_view_from_cpu_tensor = refused  # type: ignore[attr-defined]
+    logprobs.compute_token_logprobs = of_sampled  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.utils", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu", "vllm.v1.worker.gpu.sample"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.utils.torch_utils", views)
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.sample.logprob", logprobs)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    np.zeros((ROWS + 1, ROOM), np.float32).tofile(folder / "board")
+    runner.device = torch.device("cpu")  # type: ignore[attr-defined]
+    return install(runner, folder / "board", ROWS, ROOM)
+
+
+def test_a_gpu_that_cannot_use_host_memory_computes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine reports logprobs itself then; CUDA's error stayed, and the next kernel raised it."""
+    runner = FakeRunner(FakeSampler)
+    with FakeCuda(1) as cuda:
+        assert "cudaHostRegister: 1" in installed(runner, monkeypatch, tmp_path, cuda)
+        assert torch.zeros(1).item() == 0.0
+
+
+def test_a_view_that_the_gpu_refuses_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    assert "no device pointer" in installed(FakeRunner(FakeSampler), monkeypatch, tmp_path, FakeCuda(0))
 
 
 def test_a_logprob_that_was_not_written_is_an_error_and_no_number(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ that is used here. `why_not` says what it must have; with anything else vLLM rep
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -114,12 +115,22 @@ def install(runner: Any, path: Path, rows: int, room: int) -> str:
     board = torch.from_numpy(np.memmap(path, np.float32, "r+", shape=(rows + 1, room)))
     code = torch.cuda.cudart().cudaHostRegister(board.data_ptr(), board.nbytes, 0)  # type: ignore[no-untyped-call]
     if int(code) or not board.is_pinned():
+        _forget_error(runner.device)
         return f"the GPU cannot use {board.nbytes} bytes of host memory (cudaHostRegister: {int(code)})"
-    values: Tensor = get_accelerator_view_from_cpu_tensor(board)
+    try:
+        values: Tensor = get_accelerator_view_from_cpu_tensor(board)
+    except RuntimeError as error:
+        return f"the GPU cannot use {board.nbytes} bytes of host memory: {error}"
     if not arrives(values, board):
         return "what the GPU writes does not arrive in host memory"
     record(runner, values, compute_token_logprobs)
     return ""
+
+
+def _forget_error(device: torch.device) -> None:
+    """Takes CUDA's last error, which the failed call leaves behind and the next check of a kernel would raise."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def arrives(values: Tensor, board: Tensor) -> bool:
