@@ -115,7 +115,7 @@ def _alike(model: PretrainedConfig, built: list[nn.Module]) -> bool:
     if getattr(model, "num_hidden_layers", None) != len(built):
         return False
     weights = {tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in built}
-    return len(weights) == 1 and all(len(set(values)) == 1 for values in _by_layer(model).values())
+    return len(weights) == 1 and all(value == values[0] for values in _by_layer(model).values() for value in values)
 
 
 def _with_layers(model: PretrainedConfig, number: int) -> PretrainedConfig:

@@ -138,7 +138,9 @@ def test_layers_that_differ_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(fake_pass, "count", noted)
     windows = deeper(OF_3M, 5, use_sliding_window=True, sliding_window=512, max_window_layers=3)
-    for shape in (deeper(OF_3M, 5), windows, deeper(OF_EXPERTS, 5, mlp_only_layers=[3])):
+    alike = deeper(OF_3M, 5)
+    alike.of_each_layer = [{"theta": 1e4}] * 5  # equal, though no set can hold them
+    for shape in (alike, windows, deeper(OF_EXPERTS, 5, mlp_only_layers=[3])):
         cost_of_pass(config(256, 1024), shape)
     assert counted == [2, 3, 5, 5]
 

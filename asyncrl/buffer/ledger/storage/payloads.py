@@ -59,7 +59,7 @@ class Payloads:
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.segment")}
         if settle:
             for segment in sorted(self._sizes)[-_UNFLUSHED:]:
-                _settle(folder / f"{segment:08d}.segment")
+                _flush_path(folder / f"{segment:08d}.segment")
         self._readers: dict[int, int] = {}
         self._thread = ThreadPoolExecutor(1, "payloads")
         """One thread: it writes and flushes in order."""
@@ -73,7 +73,7 @@ class Payloads:
         self._current = max(self._sizes, default=-1) + 1
         self._writer = self._open()
         self._end = 0
-        _flush_folder(folder)
+        _flush_path(folder)
 
     @property
     def disk_bytes(self) -> int:
@@ -214,14 +214,6 @@ def _write(file: int, records: Sequence[Frame], begin_flush: bool) -> None:
         os.posix_fadvise(file, start, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _settle(path: Path) -> None:
-    file = os.open(path, os.O_RDWR)
-    try:
-        os.fdatasync(file)
-    finally:
-        os.close(file)
-
-
 def _flush(file: int, then: Callable[[], None]) -> None:
     os.fdatasync(file)
     then()
@@ -230,11 +222,11 @@ def _flush(file: int, then: Callable[[], None]) -> None:
 def _finish(file: int, folder: Path) -> None:
     os.fdatasync(file)  # no later flush would reach it
     os.close(file)
-    _flush_folder(folder)
+    _flush_path(folder)
 
 
-def _flush_folder(folder: Path) -> None:
-    """Makes the names of the files durable: a flush of their contents alone does not."""
-    handle = os.open(folder, os.O_RDONLY)
+def _flush_path(path: Path) -> None:
+    """Flushes a file, or a folder: that makes the names of its files durable, which no flush of their contents does."""
+    handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)

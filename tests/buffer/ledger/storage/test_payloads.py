@@ -95,7 +95,7 @@ def test_what_a_killed_process_has_not_flushed_is_flushed_before_anything_is_add
         Database(tmp_path / name, "off").close()
         (tmp_path / name / "payloads" / "00000000.segment").write_bytes(b"x")  # by a process that was killed
     flushed: list[int] = []
-    monkeypatch.setattr(os, "fdatasync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.fstat(fd).st_ino))
     left = {name: (tmp_path / name / "payloads" / "00000000.segment").stat().st_ino for name in ("off", "interval")}
     for name in ("off", "interval"):
         Database(tmp_path / name, name).close()
